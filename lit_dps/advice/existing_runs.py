@@ -29,7 +29,6 @@ from lit_dps.analysis.observations import (
     Observation,
     check_interval,
     exact,
-    median_of_steps,
     medians,
     noise_of_minimum,
 )
@@ -251,13 +250,13 @@ def _runs_by_rate(runs: pd.DataFrame) -> dict[float, pd.DataFrame]:
 
 def _median_steps(runs: pd.DataFrame) -> float:
     """Return the median steps to the goal of some runs; a run that missed it counts as infinite."""
-    return median_of_steps(np.where(runs["censored"], math.inf, runs["steps"]))
+    return float(np.median(np.where(runs["censored"], math.inf, runs["steps"])))
 
 
 def _reach(runs: pd.DataFrame) -> float:
     """Return the least steps that the median of some runs can have; infinite if all diverged."""
     steps = runs["steps"].to_numpy(float)
-    return median_of_steps(np.where(np.isnan(steps), math.inf, steps))
+    return float(np.median(np.where(np.isnan(steps), math.inf, steps)))
 
 
 def _notes_on_rates(evidence: Evidence, searches: dict[float, _Search]) -> list[str]:

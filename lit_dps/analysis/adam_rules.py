@@ -28,16 +28,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lit_dps.analysis.intervals import PERCENTILES, resampling_rng
-from lit_dps.analysis.rate_rules import (
-    DIVERGED,
-    LOWER_BOUND,
-    MEASURED,
-    NO_TRIAL,
-    WINDOW,
-)
+from lit_dps.analysis.intervals import Interval, percentile_interval, resampling_rng
+from lit_dps.analysis.rate_rules import DIVERGED, LOWER_BOUND, MEASURED, NO_TRIAL, WINDOW
 from lit_dps.analysis.rates import RateSource, rate_source
-from lit_dps.analysis.summary import CellSummary
+from lit_dps.analysis.summary import CellSummary, by_series
 from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.batch_scaling import BETA2_FLOOR, scaled_beta2
 from lit_dps.core.record import StudyRecord
@@ -136,7 +130,7 @@ class _Cell:
         chosen = resampling_rng(0, self.batch_size).integers(len(self.trials), size=shape)
         self._chosen = chosen
         near = [self.near(settings) for settings in self.distinct]
-        self.medians = np.array([_median(self.costs[is_near]) for is_near in near])
+        self.medians = np.array([np.median(self.costs[is_near]) for is_near in near])
         self.resampled = np.stack([self.resampled_median(is_near) for is_near in near], axis=1)
 
     def near(self, settings: AdamSettings) -> np.ndarray:
@@ -163,15 +157,6 @@ class _Cell:
         return np.where(np.isnan(self.resampled), np.inf, self.resampled).argmin(axis=1)
 
 
-def _median(costs: np.ndarray) -> float:
-    """Return the median of costs, which may be infinite."""
-    ordered = np.sort(costs)
-    middle = len(ordered) // 2
-    if len(ordered) % 2:
-        return float(ordered[middle])
-    return float((ordered[middle - 1] + ordered[middle]) / 2)
-
-
 def adam_rule_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFrame:
     """Return one row per cell and rule of each series of Adam or AdamW that searches the rate.
 
@@ -182,12 +167,9 @@ def adam_rule_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.Data
     price_low and price_high (95 % limits over resampled trials of both cells), and verdict:
     "measured", "at least", or why there is no price.
     """
-    by_series: dict[Series, list[CellSummary]] = {}
-    for summary in cells:
-        if summary.k_star is not None and not summary.is_upper_bound:
-            by_series.setdefault(summary.cell.series, []).append(summary)
     rows = []
-    for series, summaries in by_series.items():
+    measured = by_series(summary for summary in cells if summary.has_exact_k_star)
+    for series, summaries in measured.items():
         source = _source(record, series)
         if source is None or len(summaries) < 2 or not record.batch_schedule(series).is_constant:
             continue
@@ -233,16 +215,12 @@ def _rule_columns(start: _Cell, cell: _Cell, rule: str) -> dict[str, Any]:
     }
     if at_rule is None:
         return columns | {"verdict": NO_VALUE}
-    columns |= {
-        "rule_rate": at_rule.rate,
-        "rule_beta1": at_rule.beta1,
-        "rule_beta2": at_rule.beta2,
-    }
+    columns |= {"rule_rate": at_rule.rate, "rule_beta1": at_rule.beta1, "rule_beta2": at_rule.beta2}
     is_near = cell.near(at_rule)
     columns["near"] = int(is_near.sum())
     if not is_near.any():
         return columns | {"verdict": NO_TRIAL}
-    steps = _median(cell.costs[is_near])
+    steps = float(np.median(cell.costs[is_near]))
     if math.isinf(steps):
         return columns | _bound(cell, is_near, tuned)
     low, high = _limits(start, cell, rule, steps / tuned)
@@ -259,7 +237,7 @@ def _bound(cell: _Cell, is_near: np.ndarray, tuned: float) -> dict[str, Any]:
     """Return the columns of a price if half of the trials near a rule missed the goal."""
     near = zip(cell.trials, is_near, strict=True)
     earliest = [result.least_cost for result, counts in near if counts]
-    least = _median(np.array(earliest))
+    least = float(np.median(earliest))
     if math.isinf(min(earliest)):
         return {"verdict": DIVERGED}
     if math.isinf(least):
@@ -267,7 +245,7 @@ def _bound(cell: _Cell, is_near: np.ndarray, tuned: float) -> dict[str, Any]:
     return {"steps": least, "price": max(1.0, least / tuned), "verdict": LOWER_BOUND}
 
 
-def _limits(start: _Cell, cell: _Cell, rule: str, price: float) -> tuple[float, float]:
+def _limits(start: _Cell, cell: _Cell, rule: str, price: float) -> Interval:
     """Return the 95 % limits of a price, widened to hold it.
 
     In each resample of both cells the rule starts from the best values of B0 there. Resamples
@@ -289,6 +267,4 @@ def _limits(start: _Cell, cell: _Cell, rule: str, price: float) -> tuple[float, 
             with np.errstate(invalid="ignore"):
                 prices.append(at_rule_steps / tuned[of_start])
     known = np.concatenate(prices)
-    known = known[~np.isnan(known)]
-    low, high = np.percentile(known, PERCENTILES, method="inverted_cdf")
-    return float(min(low, price)), float(max(high, price))
+    return percentile_interval(known[~np.isnan(known)], price, method="inverted_cdf")

@@ -18,12 +18,7 @@ from lit_dps.analysis.delay import (
     delay_points,
     delay_rows,
 )
-from lit_dps.analysis.gradient_noise import (
-    NoiseLaw,
-    noise_rows,
-    reading_rows,
-    series_noise_laws,
-)
+from lit_dps.analysis.gradient_noise import NoiseLaw, noise_rows, reading_rows, series_noise_laws
 from lit_dps.analysis.intervals import REPLICATES
 from lit_dps.analysis.law import Law, fit_law
 from lit_dps.analysis.law_tables import law_rows, series_curves
@@ -233,6 +228,11 @@ class Analysis:
         return summarize_repeats(self.record, self.cells, self.original)
 
     @cached_property
+    def repeats_of_k_star(self) -> dict[Cell, RepeatSummary]:
+        """The repeats of the point of K* of each cell that has some."""
+        return {each.cell: each for each in self.repeats if each.rank == 1}
+
+    @cached_property
     def costs_over_seeds(self) -> dict[Series, dict[int, list[float]]]:
         """Steps over seeds of each K* point, by series and batch size (`repeats.seeds_of`)."""
         return seeds_of(self.repeats)
@@ -256,8 +256,7 @@ class Analysis:
         K* is the best of many trials, so a single run usually needs more steps. A series uses
         medians over seeds if each K* has `MIN_SEEDS` repeats.
         """
-        repeats = {each.cell: each for each in self.repeats if each.rank == 1}
-        return expected_steps(self.record, self.cells, self.laws_of_answer, repeats)
+        return expected_steps(self.record, self.cells, self.laws_of_answer, self.repeats_of_k_star)
 
     @cached_property
     def laws_of_answer(self) -> dict[Series, Law]:
@@ -284,17 +283,12 @@ class Analysis:
     @cached_property
     def ramps(self) -> pd.DataFrame:
         """One row a cell whose batch grows: what it saves (`ramps.ramp_rows`)."""
-        return ramp_rows(self.record, self.cells, self._repeats_of_k_star)
+        return ramp_rows(self.record, self.cells, self.repeats_of_k_star)
 
     @cached_property
     def ramp_points(self) -> pd.DataFrame:
         """One row a cell: its steps and examples, growing batch or not (`ramps.point_rows`)."""
-        return point_rows(self.record, self.cells, self._repeats_of_k_star)
-
-    @property
-    def _repeats_of_k_star(self) -> dict[Cell, RepeatSummary]:
-        """The repeats of the point of K* of each cell that has some."""
-        return {each.cell: each for each in self.repeats if each.rank == 1}
+        return point_rows(self.record, self.cells, self.repeats_of_k_star)
 
     # Learning rates
 

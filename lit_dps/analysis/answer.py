@@ -18,7 +18,7 @@ from lit_dps.analysis.intervals import NORMAL_95
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.repeats import RepeatSummary
 from lit_dps.analysis.step_seconds import OWN_CLOCK, StepSeconds, seconds_to_goal
-from lit_dps.analysis.summary import CellSummary
+from lit_dps.analysis.summary import CellSummary, by_series
 from lit_dps.analysis.tables import columns_of, frame, rows_of
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Cell, Series
@@ -38,38 +38,7 @@ TIME_DRAWS = 4000
 _EXAMPLE_DIGITS = 3
 # Distance of a quartile from the mean of a normal distribution, in standard deviations.
 NORMAL_QUARTILE = 0.6745
-
-# Columns of `answer_rows` after the columns of the series.
-_COLUMNS = (
-    "batch_size",
-    "k_star",
-    "floor",
-    "examples",
-    "step_seconds",
-    "step_low",
-    "step_high",
-    "seconds",
-    "fastest",
-    "near",
-    "fewest",
-    "training_seconds",
-    "check_seconds",
-    "steps",
-    "steps_low",
-    "steps_high",
-    "seconds_low",
-    "seconds_high",
-    "steps_of",
-    "why_not_law",
-    "validation_seconds",
-    "probability",
-    "tied",
-    "timing",
-    "busy",
-    "total_seconds",
-    "total_low",
-    "total_high",
-)
+_UNTIMED = StepSeconds(math.nan, math.nan, math.nan, source="")
 
 
 class ExpectedSteps(NamedTuple):
@@ -109,15 +78,11 @@ def expected_steps(
         repeats: Repeats of the best point of each cell that has some.
     """
     expected = {}
-    for series, law in laws.items():
-        answered = []
-        for summary in cells:
-            if summary.cell.series == series and summary.k_star is not None:
-                answered.append(summary)
-        expected |= _steps_by_law(law, answered)
-    for summary in cells:
-        if summary.cell in expected:
-            steps = expected[summary.cell]
+    answered = by_series(summary for summary in cells if summary.k_star is not None)
+    for series, summaries in answered.items():
+        by_law = _steps_by_law(laws[series], summaries)
+        for summary in summaries:
+            steps = by_law[summary.cell]
             repeated = repeats.get(summary.cell) if steps.statistic == MEDIAN else None
             expected[summary.cell] = _of_runs(record, summary, steps, repeated)
     return expected
@@ -207,14 +172,8 @@ def answer_rows(
         steps = ExpectedSteps(float(summary.k_star_steps or 0), math.nan, math.nan, K_STAR, "")
         if expected is not None:
             steps = expected.get(summary.cell, steps)
-        row = _row(record, summary, steps)
-        if summary.cell in seconds:
-            row |= _times(steps, seconds[summary.cell], validate_every)
-        if steps.seconds is not None:
-            row |= _seconds_columns(*steps.seconds)
-            if not math.isnan(steps.seconds[0]):
-                row["timing"] = row["timing"] or OWN_CLOCK
-        rows.append(row)
+        times = seconds.get(summary.cell, _UNTIMED)
+        rows.append(_row(record, summary, steps, times, validate_every))
     table = frame(rows)
     if not len(table):
         return table
@@ -257,60 +216,63 @@ def are_upper_bounds(rows: pd.DataFrame) -> np.ndarray:
     return ((rows["floor"] == 1) & rows["steps_low"].isna()).to_numpy(bool)
 
 
-def _seconds_columns(value: float, low: float, high: float) -> dict[str, object]:
-    """Return the columns of the time to the goal."""
-    columns: dict[str, object] = {"seconds": value}
-    if not math.isnan(low):
-        columns |= {"seconds_low": low, "seconds_high": high}
-    return columns
-
-
-def _row(record: StudyRecord, summary: CellSummary, steps: ExpectedSteps) -> dict[str, object]:
-    """Return the row of a cell without times and without comparisons with its series."""
-    row: dict[str, object] = {**columns_of(summary.cell.series), **dict.fromkeys(_COLUMNS)}
-    row |= dict.fromkeys(("fastest", "near", "fewest", "tied", "busy"), False)
-    row |= {
+def _row(
+    record: StudyRecord,
+    summary: CellSummary,
+    steps: ExpectedSteps,
+    times: StepSeconds,
+    validate_every: int | None,
+) -> dict[str, object]:
+    """Return the row of a cell without comparisons with its series."""
+    timing = times.source or None
+    seconds = steps.value * times.median
+    low, high = _limits(steps, times)
+    if steps.seconds is not None:
+        seconds, *limits = steps.seconds
+        if not math.isnan(limits[0]):
+            low, high = limits
+        if not math.isnan(seconds):
+            timing = timing or OWN_CLOCK
+    validation = math.nan
+    if validate_every is not None and not math.isnan(times.check):
+        validation = math.ceil(steps.value / validate_every) * times.check
+    return {
+        **columns_of(summary.cell.series),
         "batch_size": summary.cell.batch_size,
         "k_star": summary.k_star,
         "floor": int(summary.is_upper_bound),
         "examples": record.examples_of(summary.cell, steps.value, summary.best),
-        "steps": steps.value,
-        "steps_low": steps.low,
-        "steps_high": steps.high,
-        "steps_of": steps.statistic,
-        "why_not_law": steps.why_not_law,
-    }
-    return row
-
-
-def _times(
-    steps: ExpectedSteps, times: StepSeconds, validate_every: int | None
-) -> dict[str, object]:
-    """Return the columns of a row with times."""
-    columns: dict[str, object] = {
         "step_seconds": times.median,
         "step_low": times.low,
         "step_high": times.high,
+        "seconds": seconds,
+        **dict.fromkeys(("fastest", "near", "fewest"), False),
         "training_seconds": times.training,
         "check_seconds": times.check,
-        "timing": times.source,
+        "steps": steps.value,
+        "steps_low": steps.low,
+        "steps_high": steps.high,
+        "seconds_low": low,
+        "seconds_high": high,
+        "steps_of": steps.statistic,
+        "why_not_law": steps.why_not_law,
+        "validation_seconds": validation,
+        "probability": math.nan,
+        "tied": False,
+        "timing": timing,
         "busy": times.is_busy,
+        **dict.fromkeys(("total_seconds", "total_low", "total_high"), math.nan),
     }
-    low, high = math.nan, math.nan
-    if not math.isnan(steps.low):
-        low, high = _limits(steps, times)
-    columns |= _seconds_columns(steps.value * times.median, low, high)
-    if validate_every is not None and not math.isnan(times.check):
-        columns["validation_seconds"] = math.ceil(steps.value / validate_every) * times.check
-    return columns
 
 
 def _limits(steps: ExpectedSteps, times: StepSeconds) -> tuple[float, float]:
-    """Return the 95 % limits of the seconds to the goal.
+    """Return the 95 % limits of the seconds to the goal; nan if the steps have none.
 
     The limits of the steps and the spread of step times are assumed to be independent. The
     logarithm of step times is assumed to be normal, with the measured quartiles.
     """
+    if math.isnan(steps.low):
+        return math.nan, math.nan
     wide = NORMAL_95 / NORMAL_QUARTILE
     below = math.hypot(math.log(steps.value / steps.low), wide * math.log(times.median / times.low))
     above = math.hypot(

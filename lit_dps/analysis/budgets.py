@@ -48,24 +48,6 @@ def _cost(value: Any, goal: Goal) -> Any:
     return value
 
 
-class Reached(NamedTuple):
-    """The best value of one trial up to a step; `min` returns the best of several trials.
-
-    Attributes:
-        cost: The value, negated if the metric rises, so that lower is better.
-        point: The point of the trial; among equal values, the lowest point wins.
-        value: The value of the goal's metric.
-        step: The first check with that value.
-        result: The trial.
-    """
-
-    cost: float
-    point: int
-    value: float
-    step: int
-    result: TrialResult
-
-
 class MetricCurve:
     """The goal's metric along a trial, and up to which step it is known.
 
@@ -77,6 +59,8 @@ class MetricCurve:
     Attributes:
         steps: (n,), the steps of its checks, ascending.
         values: (n,), the metric; nan where it is not finite or only a bound.
+        costs: (n,), the values, negated if the metric rises, so that lower is better; infinite
+            where they are nan.
         last_known_step: The best value is known up to this step. The next check would be one step
             later. Infinity for a trial that diverged.
     """
@@ -89,26 +73,19 @@ class MetricCurve:
         metric = np.array(result.curve.get(goal.metric, ()), float)[:count]
         is_exact = np.array(result.curve.get("exact") or [1] * count, bool)[:count]
         self.values = np.where(is_exact & np.isfinite(metric), metric, np.nan)
-        self._costs = np.where(np.isnan(self.values), np.inf, _cost(metric, goal))
+        self.costs = np.where(np.isnan(self.values), np.inf, _cost(metric, goal))
         self._bounds = np.where(is_exact, np.inf, _cost(metric, goal))
         self.last_known_step = math.inf
         if not _has_diverged(result, goal):
             last_check = int(self.steps.max(initial=0))
             self.last_known_step = last_check + goal.check_interval - 1
 
-    def best(self, last_step: float) -> Reached | None:
-        """Return the best value up to a step; None without an exact value."""
-        costs = np.where(self.steps <= last_step, self._costs, np.inf)
+    def best(self, last_step: float) -> int | None:
+        """Return the index of the first best value up to a step; None without an exact value."""
+        costs = np.where(self.steps <= last_step, self.costs, np.inf)
         if not np.isfinite(costs).any():
             return None
-        i = int(np.argmin(costs))
-        return Reached(
-            float(costs[i]),
-            self.result.trial.point,
-            float(self.values[i]),
-            int(self.steps[i]),
-            self.result,
-        )
+        return int(np.argmin(costs))
 
     def lowest_bound(self, last_step: float) -> float:
         """Return a lower bound of the cost of values that are not exact; infinity without any."""
@@ -171,17 +148,19 @@ def best_within(curves: Sequence[MetricCurve], goal: Goal, last_step: float) -> 
     """Return the best value of some trials up to a step; None without an exact value."""
     reached = []
     for curve in curves:
-        best_of_trial = curve.best(last_step)
-        if best_of_trial is not None:
-            reached.append(best_of_trial)
+        i = curve.best(last_step)
+        if i is not None:
+            # Among equal values, the lowest point wins.
+            reached.append((curve.costs[i], curve.result.trial.point, i, curve))
     if not reached:
         return None
-    best = min(reached)
+    cost, _, i, best = min(reached)
+    value = float(best.values[i])
     ended_early = sum(last_step > curve.last_known_step for curve in curves)
     lowest_bound = min(curve.lowest_bound(last_step) for curve in curves)
-    is_perfect = goal.is_validation_error and best.value <= 0  # no error is below 0
-    is_exact = is_perfect or best.cost <= lowest_bound
-    return BestValue(best.value, best.step, best.result, is_exact, ended_early)
+    is_perfect = goal.is_validation_error and value <= 0  # no error is below 0
+    is_exact = is_perfect or bool(cost <= lowest_bound)
+    return BestValue(value, int(best.steps[i]), best.result, is_exact, ended_early)
 
 
 class Budget(NamedTuple):
@@ -381,7 +360,7 @@ def _spread_columns(curves: Iterable[MetricCurve], goal: Goal) -> dict[str, obje
         best = curve.best(goal.max_steps)
         if curve.last_known_step < goal.max_steps or best is None:
             continue
-        values.append(best.value)
+        values.append(float(curve.values[best]))
         if goal.is_spent(curve.result.curve) and math.isfinite(curve.values[-1]):
             final_values.append(curve.values[-1])
     top = _best_first(values, goal)[:TOP]

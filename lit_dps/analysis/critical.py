@@ -44,7 +44,7 @@ from lit_dps.analysis.gradient_noise import Readings, noise_law, readings_of
 from lit_dps.analysis.intervals import Interval, estimate, inverted, percentile_interval
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.law_fit import MIN_BATCH_SIZES, LawConstants, overhead_batch_size
-from lit_dps.analysis.summary import CellSummary
+from lit_dps.analysis.summary import CellSummary, by_series
 from lit_dps.analysis.tables import columns_of, frame, three_digits
 from lit_dps.analysis.theory import terms_of
 from lit_dps.core.noise_scale import LEVEL, NoiseScale, noise_scale
@@ -107,21 +107,19 @@ def critical_batch_sizes(
         replicates: Number of draws of K* for the ends of linear scaling.
         noise: The noise scale of the run before the study; None if it was not measured.
     """
-    by_series: dict[Series, list[CellSummary]] = {series: [] for series in sorted(laws)}
-    for summary in cells:
-        by_series[summary.cell.series].append(summary)
     table = {}
-    for series in with_progress("critical batch sizes", list(by_series)):
+    cells_of = by_series(cells)
+    for series in with_progress("critical batch sizes", sorted(laws)):
         law = laws[series]
         definitions = _by_law(law)
         draws = law.draw_observations(replicates, series.stored_name)
         definitions |= _by_measurement(law, draws)
-        definitions["theory"] = _geometric_mean(map(_by_theory, by_series[series]))
-        definitions["noise_scale"] = _noise_scale(by_series[series])
+        definitions["theory"] = _geometric_mean(map(_by_theory, cells_of[series]))
+        definitions["noise_scale"] = _noise_scale(cells_of[series])
         if noise is not None and definitions["noise_scale"].note == NOT_MEASURED:
             is_of_series = series.sparsity == 0 and series == min(laws)
             definitions["noise_scale"] = _before_study(noise, is_of_series)
-        definitions["noise_law"] = _geometric_mean(map(_by_noise, by_series[series]))
+        definitions["noise_law"] = _geometric_mean(map(_by_noise, cells_of[series]))
         table[series] = definitions
     return table
 

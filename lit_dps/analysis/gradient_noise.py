@@ -31,13 +31,8 @@ ROUNDS = 10
 MIN_MEASUREMENTS = 4
 # Columns of a line in `noise_rows`.
 _COLUMNS: tuple[str, ...] = (
-    "measurements",
-    "sigma2",
-    "sigma2_error",
-    "sigma2_resolved",
-    "m",
-    "m_error",
-    "m_resolved",
+    *("measurements", "sigma2", "sigma2_error", "sigma2_resolved"),
+    *("m", "m_error", "m_resolved"),
 )
 
 

@@ -61,17 +61,14 @@ def matched_steps(runs: pd.DataFrame, goal: float) -> list[Observation]:
     if not 0 < goal < math.inf:
         raise ConfigError("goal", goal, "a finite loss above 0")
     batch = numbers(runs["batch_size"])
-    horizon = numbers(runs["horizon"])
     loss = numbers(runs["loss"])
-    loss = np.where(np.isfinite(loss), loss, math.inf)
+    losses = pd.Series(np.where(np.isfinite(loss), loss, math.inf))
     observations = []
     for batch_size in np.unique(batch):
         of_size = batch == batch_size
-        horizons = np.unique(horizon[of_size])
-        medians = []
-        for each in horizons:
-            medians.append(float(np.median(loss[of_size & (horizon == each)])))
-        observations.append(_matched(float(batch_size), horizons, np.array(medians), goal))
+        medians = losses[of_size].groupby(numbers(runs["horizon"])[of_size]).median()
+        horizons = numbers(medians.index)
+        observations.append(_matched(float(batch_size), horizons, numbers(medians), goal))
     return observations
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -47,9 +47,15 @@ def estimate(value: float, interval: Interval | None) -> str:
     return f"{three_digits(value)} [{three_digits(interval.low)}, {three_digits(interval.high)}]"
 
 
-def percentile_interval(values: np.ndarray, estimate: float) -> Interval:
-    """Return the 95 % percentile interval of resampled values (n,), widened to the estimate."""
-    low, high = np.percentile(values, PERCENTILES)
+def percentile_interval(values: np.ndarray, estimate: float, method: Any = "linear") -> Interval:
+    """Return the 95 % percentile interval of resampled values (n,), widened to the estimate.
+
+    Args:
+        values: The values. Infinite ones need a method that does not interpolate.
+        estimate: The value of the sample itself.
+        method: As of `numpy.percentile`.
+    """
+    low, high = np.percentile(values, PERCENTILES, method=method)
     return Interval(float(min(low, estimate)), float(max(high, estimate)))
 
 

@@ -19,13 +19,7 @@ import pandas as pd
 from scipy import special
 
 from lit_dps.analysis.critical_prior import CriticalPrior, default_prior
-from lit_dps.analysis.intervals import (
-    NORMAL_95,
-    PERCENTILES,
-    Interval,
-    estimate,
-    percentile_interval,
-)
+from lit_dps.analysis.intervals import PERCENTILES, Interval, estimate, percentile_interval
 from lit_dps.analysis.law_fit import (
     DRAWS,
     MIN_BATCH_SIZES,
@@ -243,7 +237,8 @@ class Law:
         if not self.describes_k:
             observation = self.observation(batch_size)
             if observation is not None and not observation.bound:
-                return _measured_prediction(observation)
+                limits = observation.interval(observation.assumed_variance)
+                return Prediction(batch_size, observation.steps, *limits, "measured")
         low, high = self.reach
         if not low <= batch_size <= high:
             return Prediction(batch_size, math.nan, math.nan, math.nan, "refused")
@@ -299,9 +294,7 @@ class Law:
 
     def _error_beyond(self, batch: np.ndarray) -> np.ndarray:
         """Return (n,): the standard deviation of log K that extrapolation adds."""
-        low, high = self.range
-        doublings = np.log2(np.maximum(1.0, np.maximum(batch / high, low / batch)))
-        return ERROR_PER_DOUBLING * doublings
+        return ERROR_PER_DOUBLING * doublings_beyond(batch, *self.range)
 
     def _interpolated(self, batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return log K (n,) on chords between measured batch sizes, and its standard deviation."""
@@ -363,6 +356,11 @@ class Law:
         return f"{constants}  {self.describe()}"
 
 
+def doublings_beyond(values: np.ndarray, low: float, high: float) -> np.ndarray:
+    """Return by how many doublings values are outside of a range; 0 inside."""
+    return np.log2(np.maximum(1.0, np.maximum(values / high, low / values)))
+
+
 def _k_by_batch_size(observations: Iterable[Observation]) -> dict[int, float]:
     """Return K by batch size."""
     return {_integer(o.batch_size): _integer(o.steps) for o in observations}
@@ -373,15 +371,6 @@ def _integer(number: float) -> Any:
     if number == int(number):
         return int(number)
     return number
-
-
-def _measured_prediction(observation: Observation) -> Prediction:
-    """Return the K of an observation with 95 % limits (`Observation.assumed_variance`)."""
-    k = observation.steps
-    half_width = NORMAL_95 * math.sqrt(observation.assumed_variance)
-    low = k * math.exp(-half_width)
-    high = k * math.exp(half_width)
-    return Prediction(observation.batch_size, k, low, high, "measured")
 
 
 # The fit
@@ -492,8 +481,6 @@ def _with_fit(law: Law) -> Law:
 
 def _with_posterior(law: Law, prior: CriticalPrior | None) -> Law:
     """Return a law with draws of its constants and of its error; `prior` as in `fit_law`."""
-    data = data_of(law.observations)
-    deviation = np.sqrt(data.variance + law.error**2)
-    draws = posterior(data.batch_sizes, data.steps, deviation, data.bounds, prior)
+    draws = posterior(data_of(law.observations), law.error, prior)
     free = max(len(exact(law.observations)) - 2, 0)
     return replace(law, draws=draws, deviates=error_draws(free))

@@ -263,6 +263,11 @@ class Data(NamedTuple):
     variance: np.ndarray
     bounds: np.ndarray
 
+    @property
+    def is_exact(self) -> np.ndarray:
+        """(n,): whether an observation is K itself, not a bound."""
+        return self.bounds == 0
+
 
 def data_of(observations: Sequence[Observation]) -> Data:
     """Return observations as arrays.
@@ -297,20 +302,19 @@ class Residuals(NamedTuple):
 def weighted_fit(data: Data, error: float) -> LawConstants:
     """Return the fit whose weights are inverse variances: of the noise plus the law's error."""
     weights = 1 / (data.variance + error**2)
-    weights = weights / weights[data.bounds == 0].mean()
+    weights = weights / weights[data.is_exact].mean()
     return fit_scaling(data.batch_sizes, data.steps, weights, data.bounds)
 
 
 def residuals_about(data: Data, fit: LawConstants) -> Residuals:
     """Return the residuals of the K that are not bounds."""
-    is_exact = data.bounds == 0
     residuals = np.log(data.steps) - np.log(fit.steps(data.batch_sizes))
-    squares = residuals[is_exact] ** 2
+    squares = residuals[data.is_exact] ** 2
     # All n variances, though the residuals have n - 2 of them: the excess of few noisy K is often
     # above 0 by chance. Of 150 made-up curves of a true law (4 K, noise 35 %), this refuses 12 %,
     # and n - 2 variances refuse 33 %. The 95 % limits hold K in 96 to 100 % of the cases.
-    excess = max(0.0, float((squares - data.variance[is_exact]).sum()))
-    return Residuals(float(squares.sum()), excess, int(is_exact.sum()) - 2)
+    excess = max(0.0, float((squares - data.variance[data.is_exact]).sum()))
+    return Residuals(float(squares.sum()), excess, len(squares) - 2)
 
 
 class _Density(NamedTuple):
@@ -322,24 +326,18 @@ class _Density(NamedTuple):
 
 
 class _Observed(NamedTuple):
-    """The arguments of `posterior`, with steps as logarithms."""
+    """Observations, with the standard deviation (n,) of log K about the law."""
 
-    batch_sizes: np.ndarray
-    log_steps: np.ndarray
+    data: Data
     deviation: np.ndarray
-    bounds: np.ndarray
     prior: CriticalPrior | None
-
-    @property
-    def is_exact(self) -> np.ndarray:
-        """(n,): whether an observation is K itself, not a bound."""
-        return self.bounds == 0
 
     def density(self, ratios: np.ndarray) -> _Density:
         """Return the density at ratios c2 / c1, each with a grid of log c1 around its best."""
         # (R, n), the residuals of log K before log c1 is subtracted
-        residuals = self.log_steps - np.log(1 / self.batch_sizes + ratios[:, None])
-        precision = self.is_exact / self.deviation**2
+        law = 1 / self.data.batch_sizes + ratios[:, None]
+        residuals = np.log(self.data.steps) - np.log(law)
+        precision = self.data.is_exact / self.deviation**2
         centre = (residuals * precision).sum(axis=1) / precision.sum()
         offsets = np.linspace(-_HALF_WIDTH, _HALF_WIDTH, _C1_POINTS) / math.sqrt(precision.sum())
         log_c1 = centre[:, None] + offsets
@@ -353,32 +351,26 @@ class _Observed(NamedTuple):
 
     def _log_likelihood(self, z: np.ndarray) -> np.ndarray:
         """Return the log likelihood (R, P) of standardised residuals (R, P, n), to a constant."""
-        squares = z[..., self.is_exact] ** 2
+        is_exact = self.data.is_exact
+        squares = z[..., is_exact] ** 2
         log = -(TAILS + 1) / 2 * np.log1p(squares / TAILS).sum(axis=-1)
-        probability_to_keep = special.stdtr(TAILS, -(self.bounds * z)[..., ~self.is_exact])
+        probability_to_keep = special.stdtr(TAILS, -(self.data.bounds * z)[..., ~is_exact])
         return log + np.log(np.maximum(probability_to_keep, 1e-300)).sum(axis=-1)
 
 
-def posterior(
-    batch_sizes: np.ndarray,
-    steps: np.ndarray,
-    deviation: np.ndarray,
-    bounds: np.ndarray,
-    prior: CriticalPrior | None = None,
-) -> np.ndarray:
+def posterior(data: Data, error: float, prior: CriticalPrior | None) -> np.ndarray:
     """Return draws (DRAWS, 2) of c1 and c2.
 
     The prior is uniform in log(c2 / c1) over all B_crit from a hundredth of the smallest batch size
     to a hundred times the largest, or normal as `prior`; uniform in log c1.
 
     Args:
-        batch_sizes, steps: (n,).
-        deviation: (n,), standard deviation of log K about the law.
-        bounds: (n,), as in `fit_scaling`; at least one is 0.
-        prior: B_crit by other evidence.
+        data: The observations; at least one is no bound.
+        error: Standard deviation of the law's error in log K, added to the noise in quadrature.
+        prior: B_crit by other evidence; None without any.
     """
-    observed = _Observed(batch_sizes, np.log(steps), deviation, bounds, prior)
-    sizes = batch_sizes[observed.is_exact]
+    observed = _Observed(data, np.sqrt(data.variance + error**2), prior)
+    sizes = data.batch_sizes[data.is_exact]
     lowest = 1 / (_MAX_DISTANCE * sizes.max())
     wide = np.geomspace(lowest, _MAX_DISTANCE / sizes.min(), _RATIO_POINTS)
     mass = observed.density(wide).mass.sum(axis=1)

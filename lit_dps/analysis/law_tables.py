@@ -68,9 +68,7 @@ def medians_outside(law: Law, medians: Law, check_interval: int) -> dict[int, fl
 
 
 def series_curves(
-    laws: Mapping[Series, Law],
-    medians: Mapping[Series, Law],
-    batch_sizes: Sequence[int],
+    laws: Mapping[Series, Law], medians: Mapping[Series, Law], batch_sizes: Sequence[int]
 ) -> pd.DataFrame:
     """Return the rows of `law_curve` of each series of a study, with its columns first.
 
@@ -117,8 +115,8 @@ def law_curve(law: Law, batch_sizes: Sequence[int], common: int | None) -> pd.Da
         batch_sizes: The grid, ascending.
         common: The batch size to normalise at (`common_batch_size`).
     """
-    batch = _curve_points(batch_sizes)
-    sizes = _integers_of_grid(batch, batch_sizes)
+    sizes = _curve_points(batch_sizes)
+    batch = np.array(sizes, float)
     curve = pd.DataFrame({"batch_size": pd.Series(sizes, dtype=object)})
     curve["k_star"] = pd.array(list(map(law.k_star.get, sizes)), "Float64")
     limits = np.array([law.limits.get(b, (np.nan, np.nan)) for b in sizes])
@@ -167,24 +165,13 @@ def _normalised(curve: pd.DataFrame, law: Law, common: int | None) -> dict[str, 
     }
 
 
-def _curve_points(batch_sizes: Sequence[int]) -> np.ndarray:
-    """Return the batch sizes of a curve: the grid, and points between its sizes."""
+def _curve_points(batch_sizes: Sequence[int]) -> list[Any]:
+    """Return the batch sizes of a curve: the grid as integers, and points between its sizes."""
     low, high = min(batch_sizes), max(batch_sizes)
     count = 1 + round(POINTS_PER_DOUBLING * float(np.log2(high / low)))
     points = np.geomspace(low, high, count)
     distances = np.abs(np.log(points[:, None] / np.array(batch_sizes))).min(axis=1)
-    return np.sort(np.concatenate([points[distances > MIN_LOG_DISTANCE], batch_sizes]))
-
-
-def _integers_of_grid(batch: np.ndarray, batch_sizes: Sequence[int]) -> list[Any]:
-    """Return the batch sizes of a curve, as integers if they are of the grid."""
-    sizes: list[Any] = []
-    for batch_size in batch.tolist():
-        if batch_size in batch_sizes:
-            sizes.append(int(batch_size))
-        else:
-            sizes.append(batch_size)
-    return sizes
+    return sorted([*points[distances > MIN_LOG_DISTANCE].tolist(), *map(int, batch_sizes)])
 
 
 def common_batch_size(laws: Iterable[Law]) -> int | None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from lit_dps.analysis.tables import columns_of, frame, records
+from lit_dps.analysis.tables import columns_before, columns_of, frame, records
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import DENSITY_SUM, JACOBIAN, RESIDUAL, Series, TrialResult, text_of
 
@@ -103,7 +103,7 @@ def collapse_rows(layers: pd.DataFrame) -> pd.DataFrame:
     any point keeps), layer (of that share), empty (a lower bound of the points with empty layers),
     collapses (the first sparsity at which a point has an empty layer; missing without any).
     """
-    ways = _names_of_series(layers)[1:]
+    ways = columns_before(layers, "layer")[1:]
     groups: Any = [((), layers)]
     if ways:
         groups = layers.groupby(ways, sort=False)
@@ -129,12 +129,6 @@ def collapse_rows(layers: pd.DataFrame) -> pd.DataFrame:
     return frame(rows)
 
 
-def _names_of_series(layers: pd.DataFrame) -> list[str]:
-    """Return the columns of `layer_rows` that name a series."""
-    columns = list(layers.columns)
-    return columns[: columns.index("layer")]
-
-
 def empty_layers(record: StudyRecord) -> list[str]:
     """Return the layers that are empty after pruning, each with its series and its samples.
 
@@ -144,7 +138,7 @@ def empty_layers(record: StudyRecord) -> list[str]:
     places = _emptied_by_changes(record)
     if not len(table):
         return places
-    names = {name: name for name in _names_of_series(table)}
+    names = {name: name for name in columns_before(table, "layer")}
     names["sparsity"] = "S"
     for row in records(table):
         if row["empty"]:

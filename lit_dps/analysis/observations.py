@@ -112,7 +112,11 @@ class Observation:
         """95 % limits of K; None for a bound, or if the noise is unknown."""
         if self.bound or not self.noise:
             return None
-        half_width = NORMAL_95 * math.sqrt(self.variance)
+        return self.interval(self.variance)
+
+    def interval(self, variance: float) -> Interval:
+        """Return 95 % limits of K by a variance of log K."""
+        half_width = NORMAL_95 * math.sqrt(variance)
         return Interval(self.steps * math.exp(-half_width), self.steps * math.exp(half_width))
 
     def in_steps(self, unit: Unit) -> Observation:
@@ -415,8 +419,8 @@ def _median_observation(runs: _Runs, deviation: float) -> Observation | None:
     count = len(runs.steps)
     missed = int(runs.missed.sum())
     limits = np.where(runs.missed & np.isnan(runs.steps), np.inf, runs.steps)
-    least = median_of_steps(limits)
-    most = median_of_steps(np.where(runs.missed, np.inf, runs.steps))
+    least = float(np.median(limits))
+    most = float(np.median(np.where(runs.missed, np.inf, runs.steps)))
     if most < math.inf:
         noise = deviation * _error_of_median(count, missed)
         if least == most and runs.check < most:
@@ -428,12 +432,6 @@ def _median_observation(runs: _Runs, deviation: float) -> Observation | None:
     # Few runs that met the goal are as good evidence of a lower bound as few misses of a median.
     noise = deviation * _error_of_median(count, min(count - missed, (count - 1) // 2))
     return Observation(runs.batch_size, min(least, float(finite.max())), noise, bound=AT_LEAST)
-
-
-def median_of_steps(steps: np.ndarray) -> float:
-    """Return the median of some steps, which may be infinite."""
-    order = np.sort(steps)
-    return float(order[(len(order) - 1) // 2] + order[len(order) // 2]) / 2
 
 
 def note_on_boundaries(observations: Sequence[Observation]) -> str | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import Goal
@@ -63,30 +62,6 @@ def at_goal(record: StudyRecord, value: float) -> StudyRecord:
     )
 
 
-class _FirstMet(NamedTuple):
-    """The check at which a trial first meets a goal.
-
-    Attributes:
-        step: Of the check.
-        cost: Up to the check.
-        is_bound: Whether a value that decides is a bound, so that its true value may miss the goal.
-    """
-
-    step: int
-    cost: Cost
-    is_bound: bool
-
-
-def _first_met(result: TrialResult, goal: Goal) -> _FirstMet | None:
-    """Return the check at which a trial first meets a goal; None without one."""
-    i = goal.first_met(result.curve)
-    if i is None:
-        return None
-    step = int(result.curve["step"][i])
-    cost = result.unit.cost_at(result.curve, step)
-    return _FirstMet(step, cost, not goal.is_exact_at(result.curve, i))
-
-
 def _end_at_goal(
     results: Iterable[TrialResult], goal: Goal, train_past_goal: bool
 ) -> tuple[list[TrialResult], dict[int, Cost]]:
@@ -97,17 +72,20 @@ def _end_at_goal(
     ended = []
     undetermined = {}
     for result in results:
-        met = _first_met(result, goal)
-        if met is None:
+        first_met = goal.first_met(result.curve)
+        if first_met is None:
             if train_past_goal and result.steps is not None:
                 ended.append(_missed(result, goal))
             else:
                 ended.append(result)
-        elif met.is_bound:
-            undetermined[result.trial.point] = met.cost
+            continue
+        step = int(result.curve["step"][first_met])
+        if goal.is_exact_at(result.curve, first_met):
+            complete = dataclasses.replace(result, status=Status.COMPLETE, steps=step)
+            ended.append(complete if train_past_goal else cut_at_step(complete, step))
         else:
-            complete = dataclasses.replace(result, status=Status.COMPLETE, steps=met.step)
-            ended.append(complete if train_past_goal else cut_at_step(complete, met.step))
+            # A value that decides is a bound, so that its true value may miss the goal.
+            undetermined[result.trial.point] = result.unit.cost_at(result.curve, step)
     return ended, undetermined
 
 

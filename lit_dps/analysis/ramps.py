@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from lit_dps.analysis.answer import MIN_SEEDS
+from lit_dps.analysis.answer import K_STAR, MEDIAN, MIN_SEEDS
 from lit_dps.analysis.intervals import (
     PERCENTILES,
     REPLICATES,
@@ -24,29 +24,18 @@ from lit_dps.analysis.intervals import (
     resampling_rng,
 )
 from lit_dps.analysis.repeats import RepeatSummary
-from lit_dps.analysis.summary import CellSummary
+from lit_dps.analysis.summary import CellSummary, by_series
 from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.batch_schedule import NAME_KEY, OPTIONS_KEY, RATE_KEY
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Cell, Series
 
 _COLUMNS = (
-    "batch_size",
-    "steps",
-    "examples",
-    "constant_batch_size",
-    "constant_steps",
-    "constant_examples",
-    "steps_ratio",
-    "steps_low",
-    "steps_high",
-    "examples_ratio",
-    "examples_low",
-    "examples_high",
-    "steps_of",
+    *("batch_size", "steps", "examples"),
+    *("constant_batch_size", "constant_steps", "constant_examples"),
+    *("steps_ratio", "steps_low", "steps_high"),
+    *("examples_ratio", "examples_low", "examples_high", "steps_of"),
 )
-K_STAR = "K*"
-MEDIAN = "the median K over seeds"
 
 
 class Measured(NamedTuple):
@@ -82,10 +71,7 @@ def ramp_rows(
         cells: Its cells.
         repeats: The repeats of the point of K* of each cell that has some.
     """
-    measured: dict[Series, list[CellSummary]] = {}
-    for summary in cells:
-        if summary.k_star_steps is not None and not summary.is_upper_bound:
-            measured.setdefault(summary.cell.series, []).append(summary)
+    measured = by_series(summary for summary in cells if summary.has_exact_k_star)
     rows = []
     for series, summaries in measured.items():
         if record.batch_schedule(series).is_constant:
@@ -180,7 +166,7 @@ def _has_seeds(repeated: RepeatSummary | None) -> bool:
     """Return True if the median over the repeats of a cell is known."""
     if repeated is None or len(repeated.results) < MIN_SEEDS:
         return False
-    return repeated.median is not None and math.isfinite(repeated.median)
+    return repeated.finite_median is not None
 
 
 def _measured(

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from lit_dps.analysis.intervals import PERCENTILES, resampling_rng
+from lit_dps.analysis.intervals import percentile_interval, resampling_rng
 from lit_dps.analysis.rates import EFFECTIVE, RULES, RateCurve
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import columns_of, frame
@@ -196,12 +196,7 @@ class _Resamples(NamedTuple):
 
 
 def _limits(
-    curve: RateCurve,
-    batch_size: int,
-    kind: str,
-    rule: str,
-    price: float,
-    statistic: Statistic,
+    curve: RateCurve, batch_size: int, kind: str, rule: str, price: float, statistic: Statistic
 ) -> tuple[float | None, float | None]:
     """Return the 95 % limits of a price, widened to hold it.
 
@@ -220,5 +215,4 @@ def _limits(
     if not counts.any():
         return None, None
     prices = steps_at_rule[counts] / k_star[counts]
-    low, high = np.percentile(prices, PERCENTILES, method="inverted_cdf")
-    return float(min(low, price)), float(max(high, price))
+    return percentile_interval(prices, price, method="inverted_cdf")

@@ -110,6 +110,13 @@ class RepeatSummary:
             return None
         return self.quantile(0.5)
 
+    @property
+    def finite_median(self) -> float | None:
+        """The median; None if it is undetermined, or infinite as most repeats missed the goal."""
+        if self.median is None or math.isinf(self.median):
+            return None
+        return self.median
+
     def median_of(self, value: Callable[[TrialResult], float | None]) -> float:
         """Return the median of a value of each repeat; nan if it is unknown of a complete one.
 
@@ -129,10 +136,8 @@ class RepeatSummary:
 
         It is below 1 if the seed of the search needed fewer steps than most.
         """
-        median = self.median
-        if median is None or math.isinf(median):
-            return None
-        if self.is_search_at_first_check or self.is_at_first_check(median):
+        median = self.finite_median
+        if median is None or self.is_search_at_first_check or self.is_at_first_check(median):
             return None
         return self.searched_cost / median
 
@@ -267,7 +272,7 @@ def seeds_of(repeats: Sequence[RepeatSummary]) -> dict[Series, dict[int, list[fl
     """
     seeds: dict[Series, dict[int, list[float]]] = {}
     for each in repeats:
-        if each.rank == 1 and each.median is not None and math.isfinite(each.median):
+        if each.rank == 1 and each.finite_median is not None:
             by_batch_size = seeds.setdefault(each.cell.series, {})
             by_batch_size[each.cell.batch_size] = each.costs_over_seeds
     return seeds

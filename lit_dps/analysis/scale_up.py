@@ -22,7 +22,7 @@ import pandas as pd
 from scipy import special
 
 from lit_dps.analysis.intervals import Interval, percentile_interval
-from lit_dps.analysis.law import ERROR_PER_DOUBLING, MAX_EXTRAPOLATION, Law
+from lit_dps.analysis.law import ERROR_PER_DOUBLING, MAX_EXTRAPOLATION, Law, doublings_beyond
 from lit_dps.analysis.law_fit import MIN_BATCH_SIZES, PRIOR_POINTS, TYPICAL_ERROR
 from lit_dps.analysis.law_verdict import MAX_MISFIT
 from lit_dps.analysis.observations import AT_LEAST, AT_MOST, is_censored
@@ -111,9 +111,9 @@ class ScaleUp:
         c1 = np.exp(self.draws[:, 0] + self.draws[:, 1] * x)
         critical = np.exp(self.draws[:, 2] + self.draws[:, 3] * x)
         steps = c1[:, None] * (1 / batch + 1 / critical[:, None])
-        of_batch = ERROR_PER_DOUBLING * _doublings_beyond(batch, *self.batch_sizes)
+        of_batch = ERROR_PER_DOUBLING * doublings_beyond(batch, *self.batch_sizes)
         ends = self.sizes[0], self.sizes[-1]
-        of_size = ERROR_PER_DOUBLING_OF_SIZE * _doublings_beyond(np.array(size), *ends)
+        of_size = ERROR_PER_DOUBLING_OF_SIZE * doublings_beyond(np.array(size), *ends)
         variance = (1 + SHARED_VARIANCE) * self.errors[:, None] ** 2
         error = np.sqrt(variance + of_batch**2 + of_size**2)
         return steps * np.exp(error * self.deviates[:, None])
@@ -283,11 +283,6 @@ def _with_bounds(law: ScaleUp, bounds: pd.DataFrame) -> ScaleUp:
     weights = np.exp(log_weights - log_weights.max())
     chosen = np.random.default_rng(2).choice(DRAWS, DRAWS, p=weights / weights.sum())
     return replace(law, draws=law.draws[chosen], errors=law.errors[chosen])
-
-
-def _doublings_beyond(values: np.ndarray, low: float, high: float) -> np.ndarray:
-    """Return by how many doublings values are outside of a range; 0 inside."""
-    return np.log2(np.maximum(1.0, np.maximum(values / high, low / values)))
 
 
 def _check_runs(runs: pd.DataFrame) -> None:

@@ -8,12 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from lit_dps.analysis.intervals import (
-    REPLICATES,
-    Interval,
-    interval_columns,
-    percentile_interval,
-)
+from lit_dps.analysis.intervals import REPLICATES, Interval, interval_columns, percentile_interval
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import base_of, cell_of, columns_of, frame

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
 from lit_dps.core.racing import best_trial
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.step_timing import CellTiming, sizes_of
+from lit_dps.core.step_timing import sizes_of
 from lit_dps.core.trial import SPARSE_KERNELS, STACKED, Cell, Status, TrialResult
 from lit_dps.core.unit import SECONDS, value_at
 
@@ -91,7 +91,9 @@ def step_seconds(record: StudyRecord) -> dict[Cell, StepSeconds]:
     best_trials = [result.trial for result in best if result is not None]
     is_covered = timing is not None and timing.covers(trained)
     if timing is not None and is_covered and timing.is_of(best_trials, record.space):
-        seconds = {cell: _of_rounds(of_cell) for cell, of_cell in timing.by_cell.items()}
+        seconds = {}
+        for cell, rounds in timing.by_cell.items():
+            seconds[cell] = _separate_times(rounds.steps, rounds.check, QUIET)
         for cell, source in record.shared.items():
             if source in seconds:
                 seconds[cell] = seconds[source]
@@ -133,12 +135,6 @@ def _complete_cells(record: StudyRecord) -> list[Cell]:
     return cells
 
 
-def _of_rounds(timing: CellTiming) -> StepSeconds:
-    """Return the median and quartiles over the rounds of a quiet timing."""
-    times = _quartiles(timing.steps)
-    return StepSeconds(*times, times.median, timing.check, QUIET)
-
-
 def _of_timed_trials(results: Sequence[TrialResult]) -> StepSeconds:
     """Return the median and quartiles over trials that separate steps from checks."""
     steps = []
@@ -146,21 +142,19 @@ def _of_timed_trials(results: Sequence[TrialResult]) -> StepSeconds:
     for result in results:
         steps.append(result.timed["training"] / result.timed["steps"])
         checks.append(result.timed["checking"] / result.timed["checks"])
+    return _separate_times(steps, float(np.median(checks)), TRIALS)
+
+
+def _separate_times(steps: Sequence[float], check: float, source: str) -> StepSeconds:
+    """Return the seconds of steps (n,) that were timed without checks."""
     times = _quartiles(steps)
-    return StepSeconds(*times, times.median, float(np.median(checks)), TRIALS)
+    return StepSeconds(*times, times[0], check, source)
 
 
-class _Quartiles(NamedTuple):
-    """Median and quartiles of some seconds."""
-
-    median: float
-    low: float
-    high: float
-
-
-def _quartiles(seconds: Sequence[float] | np.ndarray) -> _Quartiles:
-    """Return the median and quartiles of some seconds (n,)."""
-    return _Quartiles(*map(float, np.percentile(seconds, (50, 25, 75))))
+def _quartiles(seconds: Sequence[float] | np.ndarray) -> tuple[float, float, float]:
+    """Return the median and both quartiles of some seconds (n,)."""
+    times: Any = tuple(np.percentile(seconds, (50, 25, 75)).tolist())
+    return times
 
 
 def _by_wall_time(record: StudyRecord, cells: Collection[Cell]) -> dict[Cell, StepSeconds]:

@@ -67,6 +67,19 @@ class CellSummary:
         """The costs of `trials`; None for a trial that is not complete."""
         return [result.cost for result in self.trials]
 
+    @property
+    def has_exact_k_star(self) -> bool:
+        """Whether there is a K* that is no upper bound."""
+        return self.k_star is not None and not self.is_upper_bound
+
+
+def by_series(cells: Iterable[CellSummary]) -> dict[Series, list[CellSummary]]:
+    """Return cells by series, in their order."""
+    groups: dict[Series, list[CellSummary]] = {}
+    for summary in cells:
+        groups.setdefault(summary.cell.series, []).append(summary)
+    return groups
+
 
 def is_comparable(result: TrialResult) -> bool:
     """Return True if means over a trial's run describe how the trials of its cell train.

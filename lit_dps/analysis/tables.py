@@ -80,10 +80,15 @@ def has_values(rows: pd.DataFrame, column: str) -> bool:
     return bool(rows[column].notna().any())
 
 
+def columns_before(rows: pd.DataFrame, column: str) -> list[str]:
+    """Return the columns of a table before a column, such as those that name a series."""
+    columns = list(rows.columns)
+    return columns[: columns.index(column)]
+
+
 def cell_columns(rows: pd.DataFrame) -> list[str]:
     """Return the columns that name a cell, the first of a table: its series, then batch_size."""
-    columns = list(rows.columns)
-    return columns[: columns.index("batch_size") + 1]
+    return [*columns_before(rows, "batch_size"), "batch_size"]
 
 
 # Files and text

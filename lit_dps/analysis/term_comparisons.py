@@ -96,10 +96,7 @@ def _comparable(record: StudyRecord, series: Series) -> dict[tuple[int, int], Tr
 
 
 def paired_terms(
-    record: StudyRecord,
-    base: Series,
-    series: Series,
-    read_terms: TermsReader = terms_of,
+    record: StudyRecord, base: Series, series: Series, read_terms: TermsReader = terms_of
 ) -> list[Pair]:
     """Return the points measured in two series, by batch size, then point; see `measured_terms`."""
     dense = measured_terms(record, base, read_terms)

@@ -43,6 +43,11 @@ from lit_dps.core.racing import to_goal
 from lit_dps.core.trial import LIPSCHITZ, THEORY, Series, TrialResult
 
 MU = 1.0  # the paper's value: batch gradients are unbiased
+# Columns of `theory_rows`: terms of a trial, and what they predict.
+PREDICTION_COLUMNS = (
+    *("delta", "lipschitz", "beta", "epsilon", "rate"),
+    *("predicted_c1", "predicted_c2", "predicted_k_star"),
+)
 # Relative difference of the two sides of the test for equal rates, which rounding can cause.
 _EQUAL_RATES = 1e-9
 
@@ -219,9 +224,7 @@ def theory_rows(cells: Iterable[CellSummary], laws: Mapping[Series, Law]) -> pd.
 
 def _prediction_columns(summary: CellSummary) -> dict[str, object]:
     """Return the columns point to predicted_k_star of `theory_rows`."""
-    names = ["point", "delta", "lipschitz", "beta", "epsilon", "rate"]
-    names += ["predicted_c1", "predicted_c2", "predicted_k_star"]
-    columns: dict[str, Any] = dict.fromkeys(names)
+    columns: dict[str, Any] = dict.fromkeys(("point", *PREDICTION_COLUMNS))
     if summary.best is None or summary.best.steps is None:
         return columns
     columns["point"] = summary.best.trial.point

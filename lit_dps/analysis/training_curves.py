@@ -122,11 +122,7 @@ def is_positive(value: float) -> bool:
 def _trial_columns(result: TrialResult) -> dict[str, Value]:
     """Return the columns that name a trial: its series, batch size and point."""
     cell = result.trial.cell
-    return {
-        **columns_of(cell.series),
-        "batch_size": cell.batch_size,
-        "point": result.trial.point,
-    }
+    return {**columns_of(cell.series), "batch_size": cell.batch_size, "point": result.trial.point}
 
 
 def _geometric_mean(values: pd.Series) -> float:
