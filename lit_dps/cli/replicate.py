@@ -37,7 +37,7 @@ from lit_dps.replication.incomplete_cells import complete_subset
 from lit_dps.replication.page import CELLS_CSV, CLAIMS_CSV, PAGE, replication_page
 from lit_dps.replication.parts import Core, Image, Machine, Part, judge_parts
 from lit_dps.report.figures import COMPARISONS, FIGURES, write_comparison
-from lit_dps.report.figures.write import copy_small
+from lit_dps.report.figures.page_pictures import copy_small
 from lit_dps.report.publish import figures_folder, publish
 from lit_dps.storage.read import read_study
 from lit_dps.storage.stored_format import OtherFormat

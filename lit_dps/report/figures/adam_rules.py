@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import matplotlib
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,13 +12,13 @@ from matplotlib.figure import Figure
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.adam_rules import BETA2, FIXED, RULE_NAMES, RULES, SQUARE_ROOT
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.rate_rules import LOWER_BOUND, MEASURED
+from lit_dps.analysis.rate_rules import LOWER_BOUND
 from lit_dps.analysis.tables import count, legend, numbers, rows_of, where
 from lit_dps.report.figures.page_size import new_figure
+from lit_dps.report.figures.rates import draw_prices, highest_price
 
 NAME, PAPER = "adam-rules", ""
 CAPTION = "K at the values of rules for Adam over K tuned, against batch size"
-BAR: dict[str, Any] = {"linewidth": 0.8, "alpha": 0.6}
 # Factor by which the prices of a rule are beside the prices of the rule before.
 DODGE = 1.07
 
@@ -78,9 +76,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     look.batch_size_axis(panels[0, 0], study.record.batch_sizes)
     for ax in panels[-1]:
         ax.set_xlabel(look.BATCH_SIZE)
-    handles = []
-    for rule in RULES:
-        handles.append(look.entry(RULE_NAMES[rule], linestyle="none", **_style(rule)))
+    handles = look.curve_handles(RULE_NAMES.values(), linestyle="none")
     handles.append(look.entry("tuned", color=look.GREY, marker="x", linestyle="none"))
     handles += look.bound_handles(len(where(rows, verdict=LOWER_BOUND)) > 0, "bound")
     look.legend_above(figure, handles)
@@ -96,23 +92,10 @@ def _draw_prices(ax: Axes, rows: pd.DataFrame) -> None:
     """Draw the prices of all rules beside each other."""
     ax.axhline(1, color=look.GREY, linestyle=":", linewidth=0.8, zorder=1)
     ax.set_yscale("log")
-    known = rows.loc[rows["price"].notna()]
-    highest = [2.0, *numbers(known["price"])]
-    limits = numbers(known["price_high"])
-    highest += list(limits[np.isfinite(limits)])
-    top = 1.3 * max(highest)
+    top = 1.3 * highest_price(rows)
     for i, rule in enumerate(RULES):
-        style = _style(rule)
         shift = DODGE ** (i - (len(RULES) - 1) / 2)
-        part = where(rows, rule=rule, verdict=MEASURED)
-        batch = shift * numbers(part["batch_size"])
-        low = numbers(part["price_low"])
-        high = np.minimum(numbers(part["price_high"]), top)
-        ax.vlines(batch, low, high, color=style["color"], **BAR)
-        ax.plot(batch, numbers(part["price"]), linestyle="none", **style)
-        part = where(rows, rule=rule, verdict=LOWER_BOUND)
-        batch = shift * numbers(part["batch_size"])
-        look.bounds(ax, batch, numbers(part["price"]), **style, up=True)
+        draw_prices(ax, where(rows, rule=rule), shift, top, _style(rule))
     look.log_values_axis(ax, [1, top], 1.15, 1.0)
 
 
@@ -129,9 +112,4 @@ def _draw_beta2(ax: Axes, rows: pd.DataFrame) -> None:
     rest = 1 - numbers(tuned["best_beta2"])
     ax.plot(numbers(tuned["batch_size"]), rest, color=look.GREY, marker="x", linestyle="none")
     values += list(rest)
-    look.log_values_axis(ax, _finite(values), 1.5, 1.5)
-
-
-def _finite(values: Sequence[float]) -> list[float]:
-    """Return the values that are finite."""
-    return [value for value in values if np.isfinite(value)]
+    look.log_values_axis(ax, values, 1.5, 1.5)

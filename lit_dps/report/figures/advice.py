@@ -18,6 +18,7 @@ from matplotlib.ticker import LogLocator
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.observations import AT_LEAST, AT_MOST, Observation
 from lit_dps.analysis.tables import numbers, where
+from lit_dps.core.text import DURATION_UNITS, counted
 
 # Marker and meaning of an observation, by its bound.
 MARKERS = {0: ("o", "measured"), AT_LEAST: ("^", "not reached by then"), AT_MOST: ("v", "at most")}
@@ -28,25 +29,10 @@ FRONT: dict[str, Any] = {"color": look.GREY, "linestyle": "--"}
 
 
 class _Unit(NamedTuple):
-    """A unit of time.
-
-    Attributes:
-        name: Its name on an axis.
-        per_hour: How many of it an hour has.
-        most_hours: The fastest training that it suits, exclusive.
-    """
+    """A unit of time: its name on an axis, and its number in an hour."""
 
     name: str
     per_hour: float
-    most_hours: float
-
-
-UNITS = (
-    _Unit("s", 3600.0, 2 / 60),
-    _Unit("min", 60.0, 2.0),
-    _Unit("h", 1.0, 48.0),
-    _Unit("days", 1 / 24, float("inf")),
-)
 
 
 @matplotlib.rc_context(look.STYLE)
@@ -94,11 +80,13 @@ def draw_advice(
 
 def _unit(table: pd.DataFrame) -> _Unit:
     """Return the unit of time that suits the fastest row."""
-    hours = min(table["hours"], default=0.0)
-    for unit in UNITS:
-        if hours < unit.most_hours:
-            return unit
-    return UNITS[-1]
+    seconds = 3600 * min(table["hours"], default=0.0)
+    for name, size, smallest in DURATION_UNITS:
+        if seconds >= smallest:
+            return _Unit(name, 3600 / size)
+        if name == "s":
+            break
+    return _Unit("s", 3600.0)
 
 
 def _draw_steps(ax: Axes, table: pd.DataFrame, observations: Sequence[Observation]) -> None:
@@ -192,17 +180,9 @@ class _Drawing:
         low, high = numbers(front[f"{self.cost}_low"]), numbers(front[f"{self.cost}_high"])
         ax.errorbar(time, cost, yerr=[cost - low, high - cost], **bar)
         _draw_points(ax, time, cost, _is_certain(front), style)
-        for batch_size, x, y in zip(front["batch_size"], time, cost, strict=True):
-            # On this side of the front there are neither points nor its line.
-            ax.annotate(
-                str(batch_size),
-                (x, y),
-                xytext=(-4, -4),
-                textcoords="offset points",
-                ha="right",
-                va="top",
-                fontsize=6,
-            )
+        # On this side of the front there are neither points nor its line.
+        text_style = {"xytext": (-4, -4), "ha": "right", "va": "top", "fontsize": 6}
+        look.write_beside(ax, time, cost, front["batch_size"], **text_style)
 
 
 def _draw_points(
@@ -239,7 +219,7 @@ def _handles(
             handles.append(look.entry(label, linestyle="none", marker=marker, color="black"))
     handles.append(look.entry(f"expected, with {limits}", color=look.GREY))
     for devices, style in drawing.styles.items():
-        handles.append(look.entry(f"{devices} device{'s' * (devices > 1)}", **style))
+        handles.append(look.entry(counted(devices, "device"), **style))
     if not _is_certain(drawing.table).all():
         hollow = {"color": look.GREY, "markerfacecolor": "white", "linestyle": "none"}
         handles.append(look.entry("extrapolated or predicted", marker="o", **hollow))

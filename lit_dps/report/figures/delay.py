@@ -70,9 +70,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
         look.log_values_axis(by_delay, part["k_star"])
         look.log_values_axis(scaled, part["scaled"])
         look.label_ends(by_delay, _last_values(part, law), figure.get_figheight() / len(laws))
-    handles = []
-    for i, delay in enumerate(delays):
-        handles.append(look.entry(f"delay {delay}", linestyle="none", **look.curve_style(i)))
+    handles = look.curve_handles(map("delay {}".format, delays), linestyle="none")
     look.legend_above(figure, [*handles, look.entry("law", color=look.GREY)])
     return figure
 

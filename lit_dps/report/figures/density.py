@@ -55,9 +55,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     look.log_values_axis(ax, rows[AVERAGE_DENSITY].dropna(), 1.2, 1.2, axis="x")
     ax.set_xlabel("average density up to the goal\n[share of the masked weights]")
     ax.set_ylabel(f"K*(S) / K*(S = {min(study.record.sparsities):g})")
-    handles = []
-    for i, name in enumerate(names):
-        handles.append(look.entry(name, linestyle="none", **look.curve_style(i)))
+    handles = look.curve_handles(names, linestyle="none")
     handles.append(look.entry("equal steps", **ratios.EQUAL))
     look.legend_above(figure, handles)
     return figure

@@ -128,9 +128,9 @@ def _label(record: StudyRecord) -> str:
 def _medians(study: Analysis) -> dict[Series, dict[int, float]]:
     """Return the finite median over seeds of the best sample, by series and batch size."""
     medians: dict[Series, dict[int, float]] = {}
-    for each in study.repeats:
-        if each.rank == 1 and each.median is not None and math.isfinite(each.median):
-            medians.setdefault(each.cell.series, {})[each.cell.batch_size] = each.median
+    for cell, repeats in study.repeats_of_k_star.items():
+        if repeats.finite_median is not None:
+            medians.setdefault(cell.series, {})[cell.batch_size] = repeats.finite_median
     return medians
 
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.layers import collapse_rows, kept_of, layer_rows, trials_with_changes
-from lit_dps.analysis.tables import records, where
+from lit_dps.analysis.tables import columns_before, records, where
 from lit_dps.core.trial import text_of
 from lit_dps.report.figures.page_size import new_figure
 from lit_dps.report.figures.pruners import by_default as by_default
@@ -67,8 +67,7 @@ def _changed_masks(studies: Sequence[Analysis]) -> int:
 def collapse_notes(layers: pd.DataFrame) -> list[str]:
     """Return a line for each way of pruning that leaves a layer empty."""
     table = collapse_rows(layers)
-    columns = list(table.columns)
-    names = columns[: columns.index("sparsity")]
+    names = columns_before(table, "sparsity")
     lines = []
     for row in records(table):
         if row["sparsity"] != row["collapses"]:
@@ -235,11 +234,9 @@ def _smallest_positive(shares: Any) -> float:
 
 def _by_method(table: pd.DataFrame) -> list[_Part]:
     """Return the parts of a table by the further axes of its series: a method each."""
-    columns = list(table.columns)
-    if columns[0] == "sparsity":  # `layer_rows`: sparsity, axes, layer
-        axes = columns[1 : columns.index("layer")]
-    else:  # `collapse_rows`: axes, sparsity
-        axes = columns[: columns.index("sparsity")]
+    axes = columns_before(table, "sparsity")  # `collapse_rows`: axes, sparsity
+    if not axes:  # `layer_rows`: sparsity, axes, layer
+        axes = columns_before(table, "layer")[1:]
     if "layer" not in axes and axes:
         parts = []
         groups: Any = table.groupby(axes, sort=False)

@@ -67,10 +67,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
             style = look.curve_style(i)
             is_bound = cells["floor"] == 1
             communications = cells["communications"].astype(float).clip(lower=NO_COMMUNICATION)
-            for ax, x in (
-                (by_length, cells["local_steps"]),
-                (by_communications, communications),
-            ):
+            for ax, x in ((by_length, cells["local_steps"]), (by_communications, communications)):
                 ax.plot(x, cells["k_star"], label=f"B = {batch_size}", **style)
                 look.bounds(ax, x[is_bound], cells["k_star"][is_bound], **style)
         for ax in (by_length, by_communications):

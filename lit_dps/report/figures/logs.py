@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import matplotlib
@@ -87,8 +86,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     drawn = rows[rows["batch_size"].isin(sizes)]
     for line, column in zip(panels, columns, strict=True):
         line[0].set_ylabel(LABELS.get(column, column))
-        values = drawn[column]
-        look.log_values_axis(line[0], values[(values > 0) & (values < math.inf)], 1.3, 1.3)
+        look.log_values_axis(line[0], drawn[column], 1.3, 1.3)
         if column == metric_column(goal.metric):
             label = "goal error" if column == VALIDATION_ERROR else "goal"
             for ax in line:

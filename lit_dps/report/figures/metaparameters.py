@@ -36,30 +36,13 @@ MOST_COLUMNS = 7  # panels side by side that are legible on a page
 # How a trial is drawn, by how it ended. The star of K* is drawn on top of its trial.
 K_STAR_MARK = "K*"
 STEPS_TO_RESULT = "steps to result [optimizer steps]"
+HOLLOW = {"facecolors": "none"}
 MARKS: dict[str, dict[str, Any]] = {
     "complete": {"marker": "o", "color": look.COLOURS[0], "s": 11, "linewidths": 0},
     "incomplete": {"marker": "x", "color": look.COLOURS[5], "s": 11, "linewidths": 0.9},
-    "infeasible": {
-        "marker": "^",
-        "facecolors": "none",
-        "edgecolors": look.GREY,
-        "s": 10,
-        "linewidths": 0.6,
-    },
-    "outraced": {
-        "marker": "o",
-        "facecolors": "none",
-        "edgecolors": look.COLOURS[4],
-        "s": 11,
-        "linewidths": 0.7,
-    },
-    "stopped": {
-        "marker": "s",
-        "facecolors": "none",
-        "edgecolors": look.COLOURS[3],
-        "s": 9,
-        "linewidths": 0.7,
-    },
+    "infeasible": HOLLOW | {"marker": "^", "edgecolors": look.GREY, "s": 10, "linewidths": 0.6},
+    "outraced": HOLLOW | {"marker": "o", "edgecolors": look.COLOURS[4], "s": 11, "linewidths": 0.7},
+    "stopped": HOLLOW | {"marker": "s", "edgecolors": look.COLOURS[3], "s": 9, "linewidths": 0.7},
     "failed": {"marker": "+", "color": look.COLOURS[6], "s": 14, "linewidths": 0.7},
     K_STAR_MARK: {
         "marker": "*",
@@ -125,10 +108,7 @@ def missing(study: Analysis) -> str | None:
 
 def too_large(study: Analysis) -> str | None:
     """Return why the figure is drawn on request only; None if it is not."""
-    count = len(study.record.cells)
-    if count <= MOST_CELLS:
-        return None
-    return f"{count} cells, above {MOST_CELLS} ({look.ON_REQUEST.format(name=NAME)})"
+    return look.too_many(len(study.record.cells), MOST_CELLS, "cells", NAME)
 
 
 def notes(study: Analysis) -> list[str]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import matplotlib
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,7 +12,7 @@ from matplotlib.figure import Figure
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.gradient_noise import NoiseLaw, line_rows
-from lit_dps.analysis.tables import legend, numbers, rows_of, significant
+from lit_dps.analysis.tables import legend, rows_of, significant
 from lit_dps.core.record import setting
 from lit_dps.report.figures.page_size import new_figure
 
@@ -60,7 +58,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     for ax, series in zip(panels, every, strict=True):
         _draw_series(ax, rows_of(series, rows), study.series_noise_laws.get(series))
         ax.set_title(legend(series))
-    look.log_values_axis(panels[0], _positive(rows["noise"]), 1.3, 1.3)
+    look.log_values_axis(panels[0], rows["noise"], 1.3, 1.3)
     panels[0].set_ylabel("noise: trace of the covariance\nof the gradient of an example")
     return figure
 
@@ -80,21 +78,11 @@ def _draw_series(ax: Axes, rows: pd.DataFrame, law: NoiseLaw | None) -> None:
     if law is not None:
         line = line_rows(law, rows["squared_gradient"])
         ax.plot(
-            line["squared_gradient"],
-            line["noise"],
-            color=look.GREY,
-            zorder=1,
-            label=_law_text(law),
+            line["squared_gradient"], line["noise"], color=look.GREY, zorder=1, label=_law_text(law)
         )
-    look.log_values_axis(ax, _positive(rows["squared_gradient"]), 1.3, 1.3, axis="x")
+    look.log_values_axis(ax, rows["squared_gradient"], 1.3, 1.3, axis="x")
     ax.set_xlabel("squared norm of the gradient")
     ax.legend(fontsize=6, loc="upper left")  # the noise rises with the gradient
-
-
-def _positive(column: Any) -> np.ndarray:
-    """Return the values of a column that a logarithmic axis can show."""
-    values = numbers(column)
-    return values[values > 0]
 
 
 def _law_text(law: NoiseLaw) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from io import BytesIO
+from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
@@ -84,8 +85,13 @@ def _png_of(drawing: Figure) -> bytes:
     file = BytesIO()
     with matplotlib.rc_context(LAID_OUT):
         drawing.savefig(file, format="png", dpi=PNG_DPI)
+    target = BytesIO()
+    copy_small(file, target)
+    return target.getvalue()
+
+
+def copy_small(file: Path | BytesIO, target: Path | BytesIO) -> None:
+    """Copy a PNG with at most 256 colours, which takes a third of the space."""
     with PIL.Image.open(file) as picture:
         small = picture.convert("RGB").quantize(256, dither=PIL.Image.Dither.NONE)
-    target = BytesIO()
     small.save(target, format="png", optimize=True)
-    return target.getvalue()

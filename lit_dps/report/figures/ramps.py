@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.ramps import MEDIAN
+from lit_dps.analysis.answer import MEDIAN
 from lit_dps.analysis.tables import count, numbers, rows_of, where
 from lit_dps.report.figures.page_size import new_figure
 
@@ -77,15 +77,8 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
             markerfacecolor="white",
             **style,
         )
-        for x, y, batch_size in zip(examples, steps, part["batch_size"], strict=True):
-            ax.annotate(
-                str(batch_size),
-                (x, y),
-                textcoords="offset points",
-                xytext=(4, 3),
-                fontsize=6,
-                color=style["color"],
-            )
+        text_style = {"xytext": (4, 3), "fontsize": 6, "color": style["color"]}
+        look.write_beside(ax, examples, steps, part["batch_size"], **text_style)
     look.log_values_axis(ax, numbers(rows["steps"]), 1.3, 1.3)
     # The room at the right is for the batch size beside the last point.
     look.log_values_axis(ax, numbers(rows["examples"]), 1.15, 1.3, axis="x")

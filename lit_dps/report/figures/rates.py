@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import matplotlib
@@ -15,15 +15,7 @@ from matplotlib.lines import Line2D
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.rate_rules import DIVERGED, LOWER_BOUND, MEASURED, UPPER_BOUND, WINDOW
-from lit_dps.analysis.rates import (
-    EFFECTIVE,
-    NEAR,
-    PLAIN,
-    RULE_NAMES,
-    RULES,
-    RateCurve,
-    rule_line,
-)
+from lit_dps.analysis.rates import EFFECTIVE, NEAR, PLAIN, RULE_NAMES, RULES, RateCurve, rule_line
 from lit_dps.analysis.tables import count, legend, listed, numbers, rows_of, where
 from lit_dps.core.batch_schedule import GROWING
 from lit_dps.report.figures.page_size import new_figure
@@ -62,42 +54,16 @@ def missing(study: Analysis) -> str | None:
 
 def too_large(study: Analysis) -> str | None:
     """Return why the figure is drawn on request only; None if it is not."""
-    count = len(_lines(study))
-    if count <= MOST_LINES:
-        return None
-    return f"{count} lines of panels, above {MOST_LINES} ({look.ON_REQUEST.format(name=NAME)})"
+    return look.too_many(len(_lines(study)), MOST_LINES, "lines of panels", NAME)
 
 
 def notes(study: Analysis) -> list[str]:
     """Return what the rate of a series is, and prices that are bounds or rest on little."""
-    averaging = []
-    assumed = []
-    at_edge = []
-    for curve in study.rate_curves:
-        if curve.source.averages:
-            averaging.append(curve.series)
-        if curve.source.assumes_heavy_ball:
-            assumed.append(curve.series)
-        if _starts_at_edge(curve):
-            at_edge.append(curve.series)
     lines = []
-    growing = [curve.series for curve in study.rate_curves if not curve.has_constant_batch]
-    if growing:
-        lines.append(f"No rule scales the rate at {listed(growing)}: {GROWING}.")
-    if averaging:
-        lines.append(
-            f"Only the rate is scaled at {listed(averaging)}: Adam, Lion and Muon average "
-            "gradients. Beta2 and weight decay stay as they were searched."
-        )
-    if assumed:
-        lines.append(
-            f"Effective rates eta / (1 - m) at {listed(assumed)} assume heavy-ball momentum."
-        )
-    if at_edge:
-        lines.append(
-            f"Scaling rules at {listed(at_edge)} start from a best rate at the end of its range. "
-            "Widen the range."
-        )
+    for condition, sentence in NOTES_ON_CURVES:
+        series = [curve.series for curve in study.rate_curves if condition(curve)]
+        if series:
+            lines.append(sentence.format(listed(series)))
     prices = study.prices
     known = count(prices["price"].notna())
     if known < len(prices):
@@ -111,6 +77,25 @@ def notes(study: Analysis) -> list[str]:
 def _starts_at_edge(curve: RateCurve) -> bool:
     """Return True if the rules start from a best rate at an end of its range."""
     return curve.first is not None and curve.source.rate_key in curve.cells[curve.first].boundary
+
+
+# Each with the sentence on the series of the curves for which it holds.
+NOTES_ON_CURVES: tuple[tuple[Callable[[RateCurve], bool], str], ...] = (
+    (lambda curve: not curve.has_constant_batch, f"No rule scales the rate at {{}}: {GROWING}."),
+    (
+        lambda curve: curve.source.averages,
+        "Only the rate is scaled at {}: Adam, Lion and Muon average gradients. Beta2 and weight "
+        "decay stay as they were searched.",
+    ),
+    (
+        lambda curve: curve.source.assumes_heavy_ball,
+        "Effective rates eta / (1 - m) at {} assume heavy-ball momentum.",
+    ),
+    (
+        _starts_at_edge,
+        "Scaling rules at {} start from a best rate at the end of its range. Widen the range.",
+    ),
+)
 
 
 def early_stopping_notes(study: Analysis) -> list[str]:
@@ -248,32 +233,32 @@ def _draw_prices(ax: Axes, rows: pd.DataFrame) -> None:
         text = f"{is_empty.sum()} of {len(rows)} prices not drawn:\nonly known to be at least 1"
         ax.text(0.5, 0.92, text, va="top", fontsize=6, **centred)
         rows = rows.loc[~is_empty]
-    known = rows.loc[rows["price"].notna()]
-    if not len(known) and not len(where(rows, verdict=DIVERGED)):
+    if not count(rows["price"].notna()) and not len(where(rows, verdict=DIVERGED)):
         ax.text(0.5, 0.5, NO_PRICE, va="center", **centred)
-    top = _top_of_prices(known)
+    top = 2 * highest_price(rows)
     for i, rule in enumerate(RULES):
         _draw_rule(ax, where(rows, rule=rule), rule, is_first=i == 0, top=top)
     look.log_values_axis(ax, [1, top], 1.15, 1.0)
 
 
-def _top_of_prices(known: pd.DataFrame) -> float:
-    """Return the top of a panel of prices."""
-    highest = [2.0]
-    if len(known):
-        limits = numbers(known["price_high"])
-        highest += [*numbers(known["price"]), *limits[np.isfinite(limits)]]
-    return 2 * max(highest)
+def highest_price(rows: pd.DataFrame) -> float:
+    """Return the highest price that a panel shows, or finite limit of one; at least 2."""
+    values = numbers(rows.loc[:, ["price", "price_high"]])
+    return max([2.0, *values[np.isfinite(values)]])
 
 
-def _draw_rule(ax: Axes, rows: pd.DataFrame, rule: str, is_first: bool, top: float) -> None:
-    """Draw the prices of one rule, beside the prices of the other."""
-    style = _style(rule)
-    shift = DODGE
-    text_place = {"xytext": (4, 2), "ha": "left"}
-    if is_first:
-        shift = 1 / DODGE
-        text_place = {"xytext": (-4, 2), "ha": "right"}
+def draw_prices(
+    ax: Axes, rows: pd.DataFrame, shift: float, top: float, style: dict[str, Any]
+) -> None:
+    """Draw the prices of one rule with their limits; bounds are hollow, with an arrow.
+
+    Args:
+        ax: The panel.
+        rows: The prices.
+        shift: Factor between the batch sizes and their places, beside other rules.
+        top: The top of the panel.
+        style: Colour and marker.
+    """
     for verdict in (MEASURED, LOWER_BOUND, UPPER_BOUND):
         part = where(rows, verdict=verdict)
         batch = shift * numbers(part["batch_size"])
@@ -285,15 +270,20 @@ def _draw_rule(ax: Axes, rows: pd.DataFrame, rule: str, is_first: bool, top: flo
             ax.plot(batch, price, linestyle="none", **style)
         else:
             look.bounds(ax, batch, price, **style, up=verdict == LOWER_BOUND)
-        for x, y, trials in zip(batch, price, part["near"], strict=True):
-            ax.annotate(
-                str(trials),
-                (x, y),
-                textcoords="offset points",
-                fontsize=5,
-                color=style["color"],
-                **text_place,
-            )
+
+
+def _draw_rule(ax: Axes, rows: pd.DataFrame, rule: str, is_first: bool, top: float) -> None:
+    """Draw the prices of one rule, beside the prices of the other."""
+    style = _style(rule)
+    shift = DODGE
+    text_place = {"xytext": (4, 2), "ha": "left"}
+    if is_first:
+        shift = 1 / DODGE
+        text_place = {"xytext": (-4, 2), "ha": "right"}
+    draw_prices(ax, rows, shift, top, style)
+    known = rows.loc[rows["price"].notna()]
+    places = shift * numbers(known["batch_size"]), numbers(known["price"])
+    look.write_beside(ax, *places, known["near"], fontsize=5, color=style["color"], **text_place)
     diverged = shift * numbers(where(rows, verdict=DIVERGED)["batch_size"])
     heights = [top / 1.2] * len(diverged)
     ax.plot(diverged, heights, linestyle="none", marker="x", color=style["color"])

@@ -89,7 +89,7 @@ def draw(rows: pd.DataFrame, *studies: Analysis) -> Figure:
             shared.set_xlabel(look.BATCH_SIZE)
         if len(studies) > 1:
             shared.set_title(textwrap.fill(study.record.name, 36))
-    values = rows[["ratio", "ratio_low", "ratio_high"]].stack().dropna()
+    values = numbers(rows[["ratio", "ratio_low", "ratio_high"]]).ravel()
     look.log_values_axis(figure.axes[0], [1, *values], 1.15, 1.15)
     handles = look.series_handles(every, sorted(sparse))
     handles.append(look.entry("equal steps", **EQUAL))

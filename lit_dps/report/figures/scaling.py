@@ -51,6 +51,8 @@ DASHED: dict[str, Any] = {"color": look.GREY, "linestyle": "--", "linewidth": 0.
 # A legend inside a panel, above falling curves, has room for this many entries and characters.
 MOST_ENTRIES = 5
 MOST_CHARACTERS = 18
+# Columns of steps that the panel of a series shows.
+DRAWN_VALUES = ["k_star", "median", "k_star_low", "k_star_high"]
 ARROW = 0.35  # length of the arrow of an upper bound, as a share of K*
 
 
@@ -142,7 +144,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     for ax, part in zip(axes, parts, strict=False):
         _draw_text(ax, title(part.series), part.text)
         _draw_series(ax, part)
-        look.log_values_axis(ax, drawn_values(rows))
+        look.log_values_axis(ax, rows.loc[:, DRAWN_VALUES])
     if len(parts) > 1:
         _draw_together(axes[-2], axes[-1], rows, parts)
     handles = line_handles([part.law for part in parts])
@@ -252,8 +254,8 @@ def _draw_together(
     normalised.set_title("all, normalised")
     normalised.legend(loc="upper right", handlelength=2)
     label_normalised(normalised, rows)
-    look.log_values_axis(together, rows["k_star"].dropna())
-    look.log_values_axis(normalised, rows["normalised_k_star"].dropna())
+    look.log_values_axis(together, rows["k_star"])
+    look.log_values_axis(normalised, rows["normalised_k_star"])
 
 
 # Parts of panels, also of other figures
@@ -323,13 +325,6 @@ def label_normalised(ax: Axes, rows: pd.DataFrame) -> None:
     ax.set_ylabel("K*, normalised")
     reason = "no batch size has a K*\nbeyond the first validation in every curve"
     ax.text(0.5, 0.5, reason, transform=ax.transAxes, ha="center", va="center", fontsize=7)
-
-
-def drawn_values(rows: pd.DataFrame) -> np.ndarray:
-    """Return all steps that the panel of a series shows: K*, medians and limits."""
-    columns = rows.loc[:, ["k_star", "median", "k_star_low", "k_star_high"]]
-    values = numbers(columns).ravel()
-    return values[np.isfinite(values) & (values > 0)]
 
 
 def grid_sizes(rows: pd.DataFrame) -> list[int]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import matplotlib
+import matplotlib.ticker as ticker
 import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
@@ -18,21 +19,12 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
-from matplotlib.ticker import (
-    EngFormatter,
-    FixedFormatter,
-    FixedLocator,
-    FuncFormatter,
-    LogLocator,
-    MaxNLocator,
-    NullFormatter,
-    NullLocator,
-)
 from matplotlib.transforms import BboxBase
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.tables import legend, numbers, rows_of, where
 from lit_dps.core.record import StudyRecord
+from lit_dps.core.text import wrap
 from lit_dps.core.trial import Series
 from lit_dps.report.figures.page_size import current_page_size
 
@@ -42,10 +34,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 MARKERS = "osD^vPX"
 DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
 GREY = "#666666"
-HOLLOW: dict[str, Any] = {
-    "markerfacecolor": "white",
-    "markeredgewidth": 0.8,
-}  # markers of values that are bounds
+# Markers of values that are bounds.
+HOLLOW: dict[str, Any] = {"markerfacecolor": "white", "markeredgewidth": 0.8}
 STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -71,7 +61,6 @@ STYLE: dict[Any, Any] = {
 LAID_OUT = {**STYLE, "figure.constrained_layout.use": False}
 BATCH_SIZE = "batch size B [examples]"
 STEPS = "optimizer step"
-ON_REQUEST = "lit-dps figures --only {name} draws it"
 MOST_SERIES = 12  # more lines in a panel cannot be distinguished
 MOST_TICKS = 7  # batch sizes with a tick
 LEGEND_LINE_INCHES = 0.15  # height of a line of a legend
@@ -85,12 +74,16 @@ LABEL_POINTS = 8.5  # from the name of a curve to the next one
 TICK_SPAN = 30  # an axis over a smaller factor also has ticks between powers of ten
 
 
+def too_many(count: int, most: int, noun: str, name: str) -> str | None:
+    """Return why a figure of many parts is drawn on request only; None for few parts."""
+    if count <= most:
+        return None
+    return f"{count} {noun}, above {most} (lit-dps figures --only {name} draws it)"
+
+
 def too_many_series(study: Analysis, name: str) -> str | None:
     """Return why a figure with a panel or line per series is drawn on request only, or None."""
-    count = len(study.record.series)
-    if count <= MOST_SERIES:
-        return None
-    return f"{count} series, above {MOST_SERIES} ({ON_REQUEST.format(name=name)})"
+    return too_many(len(study.record.series), MOST_SERIES, "series", name)
 
 
 def without_math(figure: Figure) -> None:
@@ -102,7 +95,7 @@ def without_math(figure: Figure) -> None:
     for text in figure.findobj(Text):
         if "$" in text.get_text():
             text.set_parse_math(False)
-    has_names = (FixedFormatter, FuncFormatter, StrCategoryFormatter)
+    has_names = (ticker.FixedFormatter, ticker.FuncFormatter, StrCategoryFormatter)
     for ax in figure.axes:
         for axis in (ax.xaxis, ax.yaxis):
             if isinstance(axis.get_major_formatter(), has_names):
@@ -136,9 +129,9 @@ def batch_size_axis(ax: Axes, batch_sizes: Sequence[int]) -> None:
     """Make the x axis logarithmic over ascending batch sizes, with ticks at up to 7 of them."""
     ax.set_xscale("log", base=2)
     step = math.ceil(len(batch_sizes) / MOST_TICKS)
-    ax.xaxis.set_major_locator(FixedLocator(batch_sizes[::step]))
+    ax.xaxis.set_major_locator(ticker.FixedLocator(batch_sizes[::step]))
     ax.xaxis.set_major_formatter("{x:.0f}")
-    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_minor_locator(ticker.NullLocator())
     ax.set_xlim(batch_sizes[0] / 1.4, batch_sizes[-1] * 1.4)
 
 
@@ -149,11 +142,13 @@ def log_values_axis(
 
     Args:
         ax: The panel.
-        values: (n,), positive values that the axis shows.
+        values: The values that the axis shows, (n,) or a table. Only positive and finite ones
+            count.
         below, above: Room below and above the values, factors.
         axis: "x" or "y".
     """
-    values = np.asarray(values, float)
+    values = numbers(pd.DataFrame(values)).ravel()
+    values = values[np.isfinite(values) & (values > 0)]
     if not len(values):
         ax.set(**{f"{axis}ticks": []})
         return
@@ -168,7 +163,7 @@ def log_values_axis(
         subs = (1, 1.5, 2, 3, 5, 7)
         if span > 8:
             subs = (1, 2, 5)
-        shown.set_major_locator(LogLocator(subs=subs))
+        shown.set_major_locator(ticker.LogLocator(subs=subs))
     plain_ticks(shown)
 
 
@@ -178,7 +173,7 @@ def tick(x: float, position: float = 0) -> str:
         # A power of two: 16.384k has more characters.
         return f"{x:.0f}"
     if x >= 10_000:
-        return EngFormatter(sep="")(x)
+        return ticker.EngFormatter(sep="")(x)
     if 0 < x < SMALLEST_DECIMAL:
         exponent = math.floor(math.log10(x * (1 + 1e-12)))
         return f"{x / 10**exponent:.3g}e{exponent}"
@@ -188,16 +183,16 @@ def tick(x: float, position: float = 0) -> str:
 def plain_ticks(axis: Axis) -> None:
     """Write ticks of a logarithmic axis as numbers (`tick`), not as powers of ten."""
     axis.set_major_formatter(tick)
-    axis.set_minor_formatter(NullFormatter())
+    axis.set_minor_formatter(ticker.NullFormatter())
     # Each drawing measures empty labels too.
     axis.set_tick_params(which="minor", label1On=False)
 
 
 def few_ticks(axis: Axis, integer: bool = True) -> None:
     """Put at most 4 ticks on a linear axis of a small panel, thousands written as 30k."""
-    axis.set_major_locator(MaxNLocator(3, integer=integer))
+    axis.set_major_locator(ticker.MaxNLocator(3, integer=integer))
     if max(map(abs, axis.get_view_interval())) >= 10_000:
-        axis.set_major_formatter(EngFormatter(sep=""))
+        axis.set_major_formatter(ticker.EngFormatter(sep=""))
 
 
 def in_two_lines(label: str) -> str:
@@ -220,6 +215,12 @@ def bounds(ax: Axes, x: Any, y: Any, color: str, marker: str, up: bool = False) 
     arrow = {"arrowstyle": "<-", "color": color, "linewidth": 0.7}
     for place in zip(x, y, strict=True):
         ax.annotate("", place, xytext=shift, textcoords="offset points", arrowprops=arrow)
+
+
+def write_beside(ax: Axes, x: Any, y: Any, texts: Iterable[object], **style: Any) -> None:
+    """Write a text beside each point, with arguments of `Axes.annotate`."""
+    for place_x, place_y, text in zip(x, y, texts, strict=True):
+        ax.annotate(str(text), (place_x, place_y), textcoords="offset points", **style)
 
 
 def draw_metric(ax: Axes, rows: pd.DataFrame, style: dict[str, Any], at_least: bool) -> None:
@@ -311,9 +312,9 @@ def series_handles(every: Sequence[Series], drawn: Iterable[Series]) -> list[Lin
     return handles
 
 
-def curve_handles(names: Iterable[str]) -> list[Line2D]:
+def curve_handles(names: Iterable[str], **style: Any) -> list[Line2D]:
     """Return the entries of a legend for curves in the order of their styles."""
-    return [entry(name, **curve_style(i)) for i, name in enumerate(names)]
+    return [entry(name, **curve_style(i), **style) for i, name in enumerate(names)]
 
 
 def series_with_rows(study: Analysis, rows: pd.DataFrame) -> list[Series]:
@@ -350,9 +351,7 @@ def legend_above(figure: Figure, handles: Sequence[Artist]) -> None:
 
 def wrapped(text: str, width: int) -> str:
     """Return the name of a series on several lines; a key stays beside its value."""
-    unbreakable = text.replace(" = ", "\xa0=\xa0")
-    lines = textwrap.fill(unbreakable, width, break_long_words=False, break_on_hyphens=False)
-    return lines.replace("\xa0", " ")
+    return "\n".join(wrap(text, width, indent=""))
 
 
 # Caption and layout

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import matplotlib
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -26,7 +25,7 @@ STAR: dict[str, Any] = {
     "linestyle": "none",
 }
 LIMITS = "95 % interval of the time"
-TIMES = ("total_seconds", "total_low", "total_high")
+TIMES = ["total_seconds", "total_low", "total_high"]
 
 
 def by_default(study: Analysis) -> bool:
@@ -71,8 +70,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
         _draw_times(time_panel, part, i)
         _draw_curve(examples_panel, part, "examples", i)
     look.batch_size_axis(time_panel, record.batch_sizes)
-    times = numbers(rows.loc[:, list(TIMES)]).ravel()
-    look.log_values_axis(time_panel, times[~np.isnan(times)], 1.2, 1.2)
+    look.log_values_axis(time_panel, rows.loc[:, TIMES], 1.2, 1.2)
     look.log_values_axis(examples_panel, rows["examples"], 1.4, 1.4)
     time_panel.set_ylabel("time to the goal [s]")
     examples_panel.set_ylabel("examples to the goal")

@@ -11,7 +11,6 @@ from typing import Any
 
 import matplotlib
 import pandas as pd
-import PIL.Image
 from matplotlib.figure import Figure
 
 import lit_dps.report.figures.adam_rules as adam_rules
@@ -233,10 +232,3 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
                 figure.savefig(temporary, format=kind, **SETTINGS[kind])
             files.append(path)
     return files
-
-
-def copy_small(file: Path, target: Path) -> None:
-    """Copy a PNG with at most 256 colours, which takes a third of the space in the repository."""
-    with PIL.Image.open(file) as picture:
-        small = picture.convert("RGB").quantize(256, dither=PIL.Image.Dither.NONE)
-    small.save(target, optimize=True)
