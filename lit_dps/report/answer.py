@@ -13,24 +13,12 @@ from lit_dps.analysis.answer import K_STAR
 from lit_dps.analysis.ramps import constant_series
 from lit_dps.analysis.rates import RateLaw
 from lit_dps.analysis.summary import CellSummary
-from lit_dps.analysis.tables import (
-    Row,
-    cell_of,
-    records,
-    rows_of,
-    three_digits,
-    value_text,
-    where,
-)
+from lit_dps.analysis.tables import Row, cell_of, records, rows_of, three_digits, value_text, where
 from lit_dps.core.batch_schedule import CONSTANT, GROWING, NAME_KEY
 from lit_dps.core.record import StudyRecord, cell_text
 from lit_dps.core.text import every, format_duration
 from lit_dps.core.trial import Cell, Series, Status
-from lit_dps.report.result_table import (
-    examples_text,
-    interval_text,
-    is_upper_bound,
-)
+from lit_dps.report.result_table import examples_text, interval_text, is_upper_bound
 
 # Metaparameters that a recommendation names.
 MAX_PARAMETERS = 4

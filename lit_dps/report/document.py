@@ -376,11 +376,7 @@ def run_document(
         goal=str(attempt.goal),
         cells=[dataclasses.asdict(entry)],
         notes=notes,
-        further={
-            "outcome": attempt.outcome,
-            "last_value": last_value,
-            "checkpoint": checkpoint,
-        },
+        further={"outcome": attempt.outcome, "last_value": last_value, "checkpoint": checkpoint},
     )
 
 
@@ -445,10 +441,7 @@ def _plain(node: Any, place: str, not_finite: dict[str, str]) -> Any:
     if hasattr(node, "item"):
         node = node.item()
     if isinstance(node, float) and not math.isfinite(node):
-        name = "NaN"
-        if math.isinf(node):
-            name = "Infinity" if node > 0 else "-Infinity"
-        not_finite[place] = name
+        not_finite[place] = json.dumps(node)
         return None
     if node is None or isinstance(node, (str, bool, int, float)):
         return node

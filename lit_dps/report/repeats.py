@@ -21,6 +21,7 @@ from lit_dps.analysis.tables import (
     times,
 )
 from lit_dps.core.record import StudyRecord
+from lit_dps.core.text import counted
 from lit_dps.core.trial import Series, Status, TrialResult
 from lit_dps.core.unit import STEPS, Cost, Unit, cost_text
 from lit_dps.report.notes import Level, Note, Values
@@ -38,12 +39,11 @@ def repeats_section(study: Analysis) -> str:
     """
     if not study.repeats:
         return ""
-    draws = draws_text(study.record, study.cells)
-    return (
-        _repeats_text(study)
-        + draws
-        + _median_law_text(study.median_laws, study.record.goal.cost_unit)
-    )
+    text = _repeats_text(study) + draws_text(study.record, study.cells)
+    if study.median_laws:
+        head = law_head("median K over seeds", study.record.goal.cost_unit)
+        text += "\n".join([head, *law_lines(study.median_laws), ""])
+    return text
 
 
 def _repeats_text(study: Analysis) -> str:
@@ -55,7 +55,7 @@ def _repeats_text(study: Analysis) -> str:
     until = "max_steps"
     if plan.race_factor is not None:
         until = f"{plan.race_factor:g} x K*"
-    seeds = f"{plan.count} fresh seed{'s' * (plan.count > 1)}"
+    seeds = counted(plan.count, "fresh seed")
     lines = [
         f"repeats: {which} on {seeds} (initial weights, mask and order of examples), up to {until}"
     ]
@@ -68,18 +68,14 @@ def _repeats_text(study: Analysis) -> str:
             biases.append(each.bias)
     lines += aligned(rows)
     if biases:
+        meaning = "the best of many trials"
+        if not study.record.statistic.is_minimum:
+            meaning = study.record.k_star_words
         lines.append(
             f"  K* is x{geometric_mean(biases):.2f} the median of its sample over seeds "
-            f"(geometric mean of {len(biases)} cells), because {_reason(study.record)}"
+            f"(geometric mean of {len(biases)} cells), because it is {meaning}"
         )
     return "\n".join(lines) + "\n"
-
-
-def _reason(record: StudyRecord) -> str:
-    """Return why K* is below the median over seeds."""
-    if record.statistic.is_minimum:
-        return "it is the best of many trials"
-    return f"it is {record.k_star_words}"
 
 
 def _row_to_print(
@@ -167,14 +163,6 @@ def draws_text(record: StudyRecord, cells: Sequence[CellSummary]) -> str:
         "  Doubling the trials may save a similar share. Geometric mean of "
         f"{len(ratios)} of {len(cells)} cells, over all halves {met}\n"
     )
-
-
-def _median_law_text(laws: Mapping[Series, Law], unit: Unit) -> str:
-    """Return the law of the medians over seeds, a line a series; empty without repeats."""
-    if not laws:
-        return ""
-    lines = [law_head("median K over seeds", unit), *law_lines(laws)]
-    return "\n".join(lines) + "\n"
 
 
 def law_head(name: str, unit: Unit, method: str = "") -> str:

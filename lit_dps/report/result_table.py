@@ -43,16 +43,7 @@ TIME_WITH_INTERVAL = "time to goal [95 %]"
 # The part of the time to goal that its validations take.
 VALIDATION = "in validation"
 RATE = "best rate"
-LESS_NEEDED = (
-    STEP,
-    BY_LAW,
-    EXPECTED,
-    STEPS_BY_LAW,
-    EXPECTED_STEPS,
-    MEASURED_STEPS,
-    EXAMPLES,
-    RATE,
-)
+LESS_NEEDED = (STEP, BY_LAW, EXPECTED, STEPS_BY_LAW, EXPECTED_STEPS, MEASURED_STEPS, EXAMPLES, RATE)
 
 
 def result_table(study: Analysis, width: int) -> list[str]:
@@ -242,15 +233,9 @@ def is_upper_bound(row: Row) -> bool:
 
 def rate_text(study: Analysis, summary: CellSummary) -> str:
     """Return the learning rate of the K* trial; "-" if it is unknown or not searched."""
-    key = rate_key(study, summary)
-    if key is None or summary.best is None or key not in summary.best.trial.params:
-        return "-"
-    return value_text(summary.best.trial.params[key], study.record.space[key])
-
-
-def rate_key(study: Analysis, summary: CellSummary) -> str | None:
-    """Return the metaparameter that is the learning rate of a series; None without one."""
     for curve in study.rate_curves:
-        if curve.series == summary.cell.series:
-            return curve.source.rate_key
-    return None
+        key = curve.source.rate_key
+        is_of_series = curve.series == summary.cell.series
+        if is_of_series and summary.best is not None and key in summary.best.trial.params:
+            return value_text(summary.best.trial.params[key], study.record.space[key])
+    return "-"

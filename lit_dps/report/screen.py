@@ -136,10 +136,7 @@ def law_text(law: Law) -> str:
     if law.fit is None or law.verdict.refusal >= Refusal.EXTRAPOLATION:
         return f"No law: {law.verdict}"
     formula = law.unit.law
-    for name, text in (
-        ("c1", estimate(law.fit.c1, law.c1)),
-        ("c2", estimate(law.fit.c2, law.c2)),
-    ):
+    for name, text in (("c1", estimate(law.fit.c1, law.c1)), ("c2", estimate(law.fit.c2, law.c2))):
         formula = formula.replace(name, text)
     # `--show cells` has the advice too, which would take a line for each series here.
     reason = law.describe() if law.is_b_crit_known else law.verdict.reason

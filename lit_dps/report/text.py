@@ -104,15 +104,15 @@ def parts_of(option: str) -> tuple[str, ...]:
 
 def render(study: Analysis) -> str:
     """Return all sections without times and the notes; they are equal on every run."""
-    notes = "".join(map("note: {}\n".format, study_notes(study)))
     names = [name for name in SECTIONS if name not in ("answer", NOTES)]
-    return "\n".join(filter(None, [*sections(study, names).values(), notes]))
+    texts = [*sections(study, names).values(), notes_text(study_notes(study))]
+    return "\n".join(filter(None, texts))
 
 
 def sections(study: Analysis, names: Collection[str]) -> dict[str, str]:
     """Return the text of each named section of `SECTIONS` for which the study has data."""
     writers = {
-        "answer": _answer_section,
+        "answer": lambda study: "".join(map("{}\n".format, answer_lines(study))),
         "cells": table_and_law,
         "repeats": repeats_section,
         "critical": lambda study: critical_text(study.critical_batch_sizes),
@@ -120,7 +120,7 @@ def sections(study: Analysis, names: Collection[str]) -> dict[str, str]:
         "local": lambda study: local_text(study.local_curves),
         "theory": theory_text,
         "readings": readings_text,
-        NOTES: _notes_section,
+        NOTES: lambda study: notes_text(all_notes(study)),
     }
     texts = {name: write(study) for name, write in writers.items() if name in names}
     return {name: text for name, text in texts.items() if text}
@@ -138,20 +138,14 @@ def requested(study: Analysis, show: Collection[str]) -> list[str]:
     return parts
 
 
-def _answer_section(study: Analysis) -> str:
-    lines = answer_lines(study)
-    if not lines:
-        return ""
-    return "\n".join(lines) + "\n"
-
-
 def all_notes(study: Analysis) -> list[str]:
     """Return what to know before trusting the table and the times of a study, a line each."""
     return [*study_notes(study), *timing_notes(study)]
 
 
-def _notes_section(study: Analysis) -> str:
-    return "".join(map("note: {}\n".format, all_notes(study)))
+def notes_text(notes: Iterable[str]) -> str:
+    """Return notes as a section."""
+    return "".join(map("note: {}\n".format, notes))
 
 
 def table_and_law(analysis: Analysis) -> str:

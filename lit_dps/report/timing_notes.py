@@ -12,7 +12,7 @@ from lit_dps.analysis.answer import MEDIAN, NORMAL_QUARTILE
 from lit_dps.analysis.intervals import NORMAL_95
 from lit_dps.analysis.step_seconds import OWN_CLOCK, QUIET, TRIALS, WITH_CHECKS
 from lit_dps.analysis.tables import has_values, listed, numbers, three_digits, where
-from lit_dps.core.text import every
+from lit_dps.core.text import counted, every
 from lit_dps.core.unit import SECONDS
 from lit_dps.report.notes import Level, Note, Values, first_names, lines_of
 
@@ -126,7 +126,7 @@ def quiet_steps(study: Analysis) -> Iterator[Values]:
     timing = study.record.step_timing
     if QUIET not in sources_of(study) or timing is None:
         return
-    threads = f"{timing.threads} thread{'s' * (timing.threads > 1)}"
+    threads = counted(timing.threads, "thread")
     if timing.ranks > 1:
         threads = f"{timing.ranks} processes of {threads}"
     yield {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.summary import CellSummary, can_move
@@ -208,18 +209,13 @@ def space_expansions(study: Analysis) -> Iterator[Values]:
         yield {"expansion": expansion}
 
 
-def best_at_movable_edge(study: Analysis) -> Iterator[Values]:
-    """Yield the metaparameters whose best value is at an end of their range that can be moved."""
-    return _best_at_edge(study, is_movable=True)
+def best_at_edge(study: Analysis, is_movable: bool) -> Iterator[Values]:
+    """Yield the metaparameters whose best value is at an end, with the number of cells, if any.
 
-
-def best_at_fixed_edge(study: Analysis) -> Iterator[Values]:
-    """Yield the metaparameters whose best value is at an end that cannot be moved."""
-    return _best_at_edge(study, is_movable=False)
-
-
-def _best_at_edge(study: Analysis, is_movable: bool) -> Iterator[Values]:
-    """Yield the metaparameters whose best value is at an end, with the number of cells, if any."""
+    Args:
+        study: The study.
+        is_movable: Whether the ends can be moved outward.
+    """
     names = study.record.short_names
     ends: Counter[tuple[str, str]] = Counter()
     for cell in study.cells:
@@ -234,12 +230,6 @@ def _best_at_edge(study: Analysis, is_movable: bool) -> Iterator[Values]:
         yield {"places": ", ".join(places)}
 
 
-PENDING = Note(
-    pending_trials,
-    "{pending} of {declared} trials have not finished ({running} running or queued): run the same "
-    "command to resume.",
-    level=Level.WRONG,
-)
 RESULTS = (
     Note(
         ended_by_clock,
@@ -274,7 +264,12 @@ RESULTS = (
         "learning rate.",
         level=Level.WRONG,
     ),
-    PENDING,
+    Note(
+        pending_trials,
+        "{pending} of {declared} trials have not finished ({running} running or queued): run the "
+        "same command to resume.",
+        level=Level.WRONG,
+    ),
     Note(
         undetermined_trials,
         "It is unknown when {count} of {declared} trials met {goal}: set goal.early_reject false "
@@ -298,13 +293,13 @@ RESULTS = (
         Level.WEAK,
     ),
     Note(
-        best_at_movable_edge,
+        partial(best_at_edge, is_movable=True),
         "Best values are at an end of their range ({places}): run lit-dps study --extend-space.",
         "It widens the search range of each, and keeps all trials.",
         Level.WEAK,
     ),
     Note(
-        best_at_fixed_edge,
+        partial(best_at_edge, is_movable=False),
         "Best values are at an end of their range ({places}). No wider range is possible.",
     ),
     Note(

@@ -14,7 +14,7 @@ from typing import Any
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.step_seconds import QUIET, WITH_CHECKS
 from lit_dps.analysis.tables import three_digits
-from lit_dps.core.text import every, format_duration
+from lit_dps.core.text import counted, every, format_duration
 from lit_dps.core.trial import RANKS
 from lit_dps.report.html.elements import html_table, text_of
 from lit_dps.report.result_table import FASTEST, bound_sign, cell_names, validation_time
@@ -45,10 +45,7 @@ class Setting:
         validation = "no validation"
         if self.validate_every is not None:
             validation = f"validation {every(self.validate_every)}"
-        devices = "1 device"
-        if self.devices > 1:
-            devices = f"{self.devices} devices"
-        return f"{validation}, {devices}, {self.price:g} per device-hour"
+        return f"{validation}, {counted(self.devices, 'device')}, {self.price:g} per device-hour"
 
 
 def cost_section(study: Analysis) -> str:
@@ -202,9 +199,7 @@ def _slider(name: str, label: str, value: float, low: float, high: float, step: 
 
 def _assumption(study: Analysis, setting: Setting) -> str:
     """Return what the table assumes, and what the sliders do not change."""
-    timed = "1 device"
-    if setting.devices > 1:
-        timed = f"{setting.devices} devices"
+    timed = counted(setting.devices, "device")
     sentences = [f"Training: {computation_text(study)}."]
     if WITH_CHECKS in sources_of(study):
         sentences.append("It includes validation where the study did not time validation alone.")

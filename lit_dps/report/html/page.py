@@ -24,12 +24,7 @@ from lit_dps.core.search_space import Box
 from lit_dps.core.text import WIDTH, counted, every
 from lit_dps.core.trial import Series, Value
 from lit_dps.core.unit import Unit
-from lit_dps.report.answer import (
-    details,
-    recommendation_sentences,
-    retrain_command,
-    trained_series,
-)
+from lit_dps.report.answer import details, recommendation_sentences, retrain_command, trained_series
 from lit_dps.report.figures import Picture
 from lit_dps.report.html.cost_table import cost_section
 from lit_dps.report.html.elements import (
@@ -163,10 +158,8 @@ def _trials(study: Analysis) -> str:
     table = study.trials.drop(columns=["engine", "engine_reason"])
     if not len(table):
         return ""
-    ordered = table.assign(missing=table["steps"].isna()).sort_values(
-        ["missing", "steps", "steps_run"], kind="stable"
-    )
-    rows = records(ordered.drop(columns="missing").head(MAX_TRIALS))
+    # Trials without steps to result come last.
+    rows = records(table.sort_values(["steps", "steps_run"]).head(MAX_TRIALS))
     boxes = study.record.named_space
     names = list(table.columns.drop("k_star"))
     heads = ""
