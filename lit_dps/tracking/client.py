@@ -37,7 +37,7 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
 warnings.filterwarnings("ignore", message='.*"noload".*')
 
 import mlflow  # noqa: E402
-from mlflow.entities import Experiment, Metric  # noqa: E402
+from mlflow.entities import Experiment, Metric, Run  # noqa: E402
 from mlflow.exceptions import MlflowException  # noqa: E402
 
 logging.getLogger("mlflow").setLevel(logging.WARNING)
@@ -47,6 +47,7 @@ logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
 MAX_MESSAGE_CHARACTERS = 300
+RUNS_PER_PAGE = 1000  # of a search
 
 
 def metric_entry(name: str, value: float, milliseconds: int, step: int) -> Metric:
@@ -87,6 +88,17 @@ def open_experiment(uri: str, folder: str, name: str) -> tuple[mlflow.MlflowClie
         return client, experiment.experiment_id
 
 
+def search_runs(client: mlflow.MlflowClient, experiment_id: str, terms: str = "") -> Iterator[Run]:
+    """Yield all runs of an experiment that a filter selects."""
+    token = None
+    while token != "":
+        page = client.search_runs(
+            [experiment_id], terms, max_results=RUNS_PER_PAGE, page_token=token
+        )
+        yield from page
+        token = page.token or ""
+
+
 def _client(uri: str) -> mlflow.MlflowClient:
     """Return a client whose tables exist. A broken file is renamed and made again."""
     file = sqlite_file(uri)
@@ -120,13 +132,7 @@ def experiments(uri: str) -> list[Experiment]:
     Raises:
         StorageError: if the tracking store does not exist, or if it cannot be read.
     """
-    file = sqlite_file(uri)
-    if file is not None and not file.exists():
-        raise StorageError(
-            f"{file} does not exist, so there is no MLflow database. Run a study first, "
-            "or name its folder by --storage.folder.",
-            key=str(file),
-        )
+    check_exists(uri, "Run a study first, or name its folder by --storage.folder.")
     with_runs = []
     with mlflow_errors(uri):
         client = mlflow.MlflowClient(tracking_uri=absolute(uri))
@@ -134,6 +140,14 @@ def experiments(uri: str) -> list[Experiment]:
             if client.search_runs([experiment.experiment_id], max_results=1):
                 with_runs.append(experiment)
     return with_runs
+
+
+def check_exists(uri: str, advice: str, key: str | None = None) -> None:
+    """Raise StorageError, with what to do, if the URI names a database file that does not exist."""
+    file = sqlite_file(uri)
+    if file is not None and not file.exists():
+        text = f"{file} does not exist, so there is no MLflow database. {advice}"
+        raise StorageError(text, key=key or str(file))
 
 
 @contextmanager
@@ -177,7 +191,6 @@ def _lock(uri: str) -> Iterator[None]:
 
 # ---- Broken database files ----
 
-SQLITE_HEADER = b"SQLite format 3\x00"
 # Words in SQLite's messages about a file with damaged pages.
 DAMAGED = ("malformed", "not a database", "disk image")
 OWN_TABLES = {"experiments", "runs", "metrics", "params", "tags"}
@@ -216,17 +229,6 @@ def why_broken(file: Path) -> str:
     """
     if not file.is_file() or file.stat().st_size == 0:
         return ""
-    with file.open("rb") as stream:
-        head = stream.read(100)
-    if not head.startswith(SQLITE_HEADER):
-        return "it is not an SQLite database"
-    page_size = int.from_bytes(head[16:18], "big")
-    if page_size == 1:
-        # SQLite stores 65,536 as 1, because it does not fit into two bytes.
-        page_size = 65_536
-    pages = int.from_bytes(head[28:32], "big")
-    if file.stat().st_size < pages * page_size:
-        return "it is truncated"
     try:
         address = f"{file.absolute().as_uri()}?mode=ro"
         with closing(sqlite3.connect(address, uri=True)) as database:

@@ -11,6 +11,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.local_sgd import communications
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import k_star_text, records, short_columns
+from lit_dps.analysis.theory import PREDICTION_COLUMNS
 from lit_dps.core.config import SPARSITY_KEY
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import FINAL_STATUSES, Cell, Series
@@ -152,17 +153,6 @@ def _flat_values(key: str, value: object, varied: Collection[str]) -> dict[str, 
     return {key.removesuffix(".class_path"): str(value)[:MAX_PARAM_CHARACTERS]}
 
 
-# Terms of the theory and its predictions, which the run of each cell shows.
-THEORY = (
-    "delta",
-    "lipschitz",
-    "beta",
-    "epsilon",
-    "rate",
-    "predicted_c1",
-    "predicted_c2",
-    "predicted_k_star",
-)
 # Metric of a cell's run -> column of the answer.
 ANSWER_METRICS = {
     "seconds_to_goal": "seconds",
@@ -194,7 +184,7 @@ def cell_outcomes(study: Analysis) -> Iterator[CellOutcome]:
             for name, column in ANSWER_METRICS.items():
                 if row[column] is not None:
                     metrics[name] = row[column]
-        for name in THEORY:
+        for name in PREDICTION_COLUMNS:
             if terms[name] is not None:
                 metrics[f"theory/{name}"] = terms[name]
         yield CellOutcome(summary.cell, metrics)
@@ -207,27 +197,16 @@ def _counts(study: Analysis, summary: CellSummary) -> dict[str, Any]:
         metrics["K_star_upper_bound"] = 1
     if summary.is_at_first_check:
         metrics["K_star_at_first_check"] = 1
-    for repeats in study.repeats:
-        if repeats.cell == summary.cell and repeats.rank == 1:
-            metrics["repeats"] = len(repeats.results)
-            metrics["missed"] = repeats.missed
-    median = _repeats_median(study, summary.cell)
-    if median is not None:
-        metrics["K_median"] = median
+    repeats = study.repeats_of_k_star.get(summary.cell)
+    if repeats is not None:
+        metrics["repeats"] = len(repeats.results)
+        metrics["missed"] = repeats.missed
+        if repeats.finite_median is not None:
+            metrics["K_median"] = repeats.finite_median
     exchanges = communications(study.record, summary)
     if exchanges is not None:
         metrics["communications"] = exchanges
     return metrics
-
-
-def _repeats_median(study: Analysis, cell: Cell) -> float | None:
-    """Return the median steps of the repeats of a cell's best point; None if it is unknown."""
-    median = None
-    for repeats in study.repeats:
-        is_best_point = repeats.cell == cell and repeats.rank == 1
-        if is_best_point and repeats.median is not None and math.isfinite(repeats.median):
-            median = repeats.median
-    return median
 
 
 def scaling(study: Analysis) -> dict[str, dict[int, float]]:
@@ -236,9 +215,9 @@ def scaling(study: Analysis) -> dict[str, dict[int, float]]:
     for summary in study.cells:
         cell = summary.cell
         series = _metric_name(cell.series)
-        median = _repeats_median(study, cell)
-        if median is not None:
-            scaling.setdefault(f"K_median/{series}", {})[cell.batch_size] = median
+        repeats = study.repeats_of_k_star.get(cell)
+        if repeats is not None and repeats.finite_median is not None:
+            scaling.setdefault(f"K_median/{series}", {})[cell.batch_size] = repeats.finite_median
         if summary.k_star is not None:
             scaling.setdefault(f"K_star/{series}", {})[cell.batch_size] = summary.k_star
     return scaling

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import mlflow
 import pandas as pd
 from mlflow.entities import Run
 
-from lit_dps.core.errors import ConfigError, StorageError
+from lit_dps.core.errors import ConfigError
 from lit_dps.core.text import closest_name
-from lit_dps.storage.urls import absolute, sqlite_file
-from lit_dps.tracking.client import mlflow_errors
+from lit_dps.storage.urls import absolute
+from lit_dps.tracking.client import check_exists, mlflow_errors, search_runs
 
-PAGE_RUNS = 1000
 MILLISECONDS = 1000.0
 # A run in another state may have ended early.
 FAILED = "FAILED"
@@ -47,13 +45,7 @@ def read_experiment(uri: str, name: str) -> LoggedExperiment:
         ConfigError: if there is no such experiment, or if it has no runs.
         StorageError: if the tracking store cannot be read.
     """
-    file = sqlite_file(uri)
-    if file is not None and not file.exists():
-        raise StorageError(
-            f"{file} does not exist, so there is no MLflow database. Set --storage.mlflow "
-            "to the tracking URI.",
-            key="storage.mlflow",
-        )
+    check_exists(uri, "Set --storage.mlflow to the tracking URI.", "storage.mlflow")
     with mlflow_errors(uri):
         client = mlflow.MlflowClient(tracking_uri=absolute(uri))
         experiment = client.get_experiment_by_name(name)
@@ -63,7 +55,7 @@ def read_experiment(uri: str, name: str) -> LoggedExperiment:
             hint = None if near is None else f"Did you mean mlflow:{near}?"
             allowed = f"one of the experiments {', '.join(names)}"
             raise ConfigError("--runs", f"mlflow:{name}", allowed, hint)
-        runs = list(_all_runs(client, experiment.experiment_id))
+        runs = list(search_runs(client, experiment.experiment_id))
     finished = [run for run in runs if run.info.status != FAILED]
     if not finished:
         raise ConfigError("--runs", f"mlflow:{name}", "an experiment with runs that did not fail")
@@ -71,16 +63,6 @@ def read_experiment(uri: str, name: str) -> LoggedExperiment:
     for run in finished:
         metrics |= set(run.data.metrics)
     return LoggedExperiment(client, finished, len(runs) - len(finished), sorted(metrics))
-
-
-def _all_runs(client: mlflow.MlflowClient, experiment_id: str) -> Iterator[Run]:
-    token = None
-    while True:
-        page = client.search_runs([experiment_id], max_results=PAGE_RUNS, page_token=token)
-        yield from page
-        token = page.token
-        if not token:
-            return
 
 
 def table_of(experiment: LoggedExperiment, uri: str, metric: str) -> pd.DataFrame:

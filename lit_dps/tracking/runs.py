@@ -20,18 +20,9 @@ from typing import Any, NamedTuple
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run, RunTag
 
+import lit_dps.storage.schema as schema
 from lit_dps.core.trial import THEORY, Cell, Trial, TrialResult
-from lit_dps.storage.schema import (
-    ATTEMPT_TAG,
-    CELL_TAG,
-    FAILURE_TAG,
-    KIND_TAG,
-    NAME_TAG,
-    POINT_TAG,
-    REPEAT_TAG,
-    STATUS_TAG,
-)
-from lit_dps.tracking.client import open_experiment
+from lit_dps.tracking.client import open_experiment, search_runs
 
 MAX_TAG_CHARACTERS = 5000  # of a tag's value that every MLflow takes
 # The most points of one curve, as many as MLflow's charts draw. 40,000 validations would take 13 MB
@@ -61,14 +52,16 @@ class TrialKey(NamedTuple):
     def of_run(cls, run: Run) -> TrialKey:
         """Return the key of the trial that a run shows."""
         tags = run.data.tags
-        return cls(tags[CELL_TAG], int(tags[POINT_TAG]), int(tags.get(REPEAT_TAG, 0)))
+        return cls(
+            tags[schema.CELL_TAG], int(tags[schema.POINT_TAG]), int(tags.get(schema.REPEAT_TAG, 0))
+        )
 
     def tags(self) -> dict[str, str]:
         """Return the tags that identify the runs of the trial, the rarest first."""
-        tags = {POINT_TAG: str(self.point), CELL_TAG: self.cell}
+        tags = {schema.POINT_TAG: str(self.point), schema.CELL_TAG: self.cell}
         if self.repeat:
-            return {REPEAT_TAG: str(self.repeat), **tags, KIND_TAG: "repeat"}
-        return {**tags, KIND_TAG: "trial"}
+            return {schema.REPEAT_TAG: str(self.repeat), **tags, schema.KIND_TAG: "repeat"}
+        return {**tags, schema.KIND_TAG: "trial"}
 
 
 @dataclass(frozen=True)
@@ -89,12 +82,12 @@ class LoggedAttempt:
     def of_run(cls, run: Run) -> LoggedAttempt:
         """Return the attempt that a run shows."""
         # MLflow is not migrated: runs of earlier versions have no number of the attempt.
-        attempt = run.data.tags.get(ATTEMPT_TAG)
+        attempt = run.data.tags.get(schema.ATTEMPT_TAG)
         number = None
         if attempt is not None:
             number = int(attempt)
         seconds = run.data.metrics.get("seconds", math.inf)
-        return cls(number, run.data.tags[STATUS_TAG], seconds)
+        return cls(number, run.data.tags[schema.STATUS_TAG], seconds)
 
     def shows(self, result: TrialResult) -> bool:
         """Return True if it is the attempt and has the status of a result.
@@ -118,11 +111,11 @@ def run_name(trial: Trial) -> str:
 def trial_tags(result: TrialResult) -> dict[str, str]:
     """Return the tags of a trial's run."""
     tags = TrialKey.of_trial(result.trial).tags()
-    tags[STATUS_TAG] = str(result.status)
+    tags[schema.STATUS_TAG] = str(result.status)
     if result.attempt is not None:
-        tags[ATTEMPT_TAG] = str(result.attempt)
+        tags[schema.ATTEMPT_TAG] = str(result.attempt)
     if result.failure:
-        tags[FAILURE_TAG] = result.failure[:MAX_TAG_CHARACTERS]
+        tags[schema.FAILURE_TAG] = result.failure[:MAX_TAG_CHARACTERS]
     return tags
 
 
@@ -181,9 +174,6 @@ def _logged_indices(length: int) -> Sequence[int]:
     return [round(i * (length - 1) / (CURVE_POINTS - 1)) for i in range(CURVE_POINTS)]
 
 
-RUNS_PER_PAGE = 1000  # of a search
-
-
 class MetricPoint(NamedTuple):
     """One value of a metric."""
 
@@ -223,7 +213,7 @@ class StudyRuns:
         self._lock = lock
         self._shown_running: set[str] = set()
         self.client, self.experiment_id = open_experiment(uri, folder, experiment)
-        self.run_id = self.find_or_create({KIND_TAG: "study"}, study, tags)
+        self.run_id = self.find_or_create({schema.KIND_TAG: "study"}, study, tags)
 
     def find_or_create(
         self, tags: Mapping[str, str], name: str, other_tags: Mapping[str, str]
@@ -232,28 +222,19 @@ class StudyRuns:
         with self._lock():
             for run in self.find(tags):
                 return run.info.run_id
-            all_tags = {**other_tags, NAME_TAG: self.study, **tags}
+            all_tags = {**other_tags, schema.NAME_TAG: self.study, **tags}
             run = self.client.create_run(self.experiment_id, tags=all_tags, run_name=name)
             return run.info.run_id
 
     def find(self, tags: Mapping[str, str]) -> Iterator[Run]:
-        """Yield the study's runs with some tags, the rarest tag first.
+        """Return the study's runs with some tags, the rarest tag first.
 
         MLflow's database has no index of a tag's values. It passes over all runs for the first tag.
         """
         terms = []
-        for key, value in {**tags, NAME_TAG: self.study}.items():
+        for key, value in {**tags, schema.NAME_TAG: self.study}.items():
             terms.append(f"tags.`{key}` = '{value}'")
-        token = None
-        while token != "":
-            page = self.client.search_runs(
-                [self.experiment_id],
-                " and ".join(terms),
-                max_results=RUNS_PER_PAGE,
-                page_token=token,
-            )
-            yield from page
-            token = page.token or ""
+        return search_runs(self.client, self.experiment_id, " and ".join(terms))
 
     def set_running(self, run: str) -> None:
         """Show a run of the study or of a cell as running."""

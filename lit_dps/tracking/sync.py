@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -168,12 +168,10 @@ class MlflowSync:
         Raises:
             StorageError: if MLflow cannot be used, unless it is optional.
         """
-
-        def log() -> None:
-            attempts = logged
-            if attempts is None:
-                attempts = self.logged()
-            self._log_all_trials(record, attempts)
+        with self._tolerated():
+            if logged is None:
+                logged = self.logged()
+            self._log_all_trials(record, logged)
             for key in obsolete:
                 self.delete_trial(key)
             if is_running:
@@ -181,13 +179,12 @@ class MlflowSync:
             if study is not None:
                 self._log_analysis(study, files)
 
-        self._try(log)
-
     def log_result(self, result: TrialResult) -> None:
         """Log a result as `log_trial`; if MLflow is optional, only unless it has failed before."""
         if self.is_optional and self._runs is None:
             return
-        self._try(lambda: self.log_trial(result))
+        with self._tolerated():
+            self.log_trial(result)
 
     def log_outcome(
         self,
@@ -204,18 +201,16 @@ class MlflowSync:
             note: The description; None keeps the former one.
             has_ended: Whether the study has ended.
         """
-
-        def log() -> None:
+        with self._tolerated():
             if note is not None:
                 self.describe(note, {})
             self.log_study(curves or {}, metrics, {}, files, {}, finished=has_ended)
 
-        self._try(log)
-
-    def _try(self, log: Callable[[], None]) -> None:
-        """Log something; if MLflow is optional, print its first failure as a warning."""
+    @contextmanager
+    def _tolerated(self) -> Iterator[None]:
+        """If MLflow is optional, print its first failure in the block as a warning."""
         try:
-            log()
+            yield
         except StorageError as error:
             if not self.is_optional:
                 raise
@@ -232,16 +227,15 @@ class MlflowSync:
     def _log_all_trials(
         self, record: StudyRecord, attempts: Mapping[TrialKey, LoggedAttempt]
     ) -> None:
-        """Log the trials of a study that are missing among the logged attempts."""
+        """Log the trials of a study that are missing among the logged attempts.
+
+        In a study, which waits for MLflow, this takes at most `SYNC_SECONDS`.
+        """
         missing: list[TrialResult] = []
         for result in itertools.chain(*record.results.values(), *record.repeats.values()):
             key = TrialKey.of_trial(result.trial)
             if key not in attempts or not attempts[key].shows(result):
                 missing.append(result)
-        self._log_missing(missing)
-
-    def _log_missing(self, missing: Sequence[TrialResult]) -> None:
-        """Log trials; in a study, which waits for MLflow, for at most `SYNC_SECONDS`."""
         limit = SYNC_SECONDS if self.is_optional else math.inf
         deadline = time.monotonic() + limit
         line = ProgressLine("MLflow: trials logged", len(missing))
