@@ -15,7 +15,7 @@ from lit_dps.advice.answer import HOUR, Answer
 from lit_dps.analysis.intervals import Interval, estimate
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.tables import aligned, significant, three_digits
-from lit_dps.core.text import DURATION_UNITS, wrap
+from lit_dps.core.text import duration_unit, wrap
 
 MARKS = {"extrapolated": "~", "prior": "^", "predicted": "?"}
 # Rows of a table, unless all are asked for.
@@ -140,7 +140,7 @@ def _with_limits(row: Mapping[str, Any], name: str, has_limits: bool = True) -> 
 def _time(row: Mapping[str, Any], has_limits: bool = True) -> str:
     """Return the time of a row with its limits in one unit, such as 738 ms [354, 1440]."""
     seconds = HOUR * row["hours"]
-    unit, size, _ = next(each for each in DURATION_UNITS if seconds >= each[2])
+    unit, size = duration_unit(seconds)
     scaled = {key: HOUR * row[key] / size for key in ("hours", "hours_low", "hours_high")}
     text = _with_limits(scaled, "hours", has_limits)
     value, *limits = text.partition(" [")

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 
-from lit_dps.core.errors import ConfigError, check_whole, is_number
+from lit_dps.core.errors import ConfigError, check_whole
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,10 @@ class LocalSGDSchedule:
         check_whole("local.steps", self.steps, 1, "steps")
         check_whole("local.start", self.start, 0, "steps")
         rate = self.outer_learning_rate
-        if not is_number(rate) or not 0 < rate < math.inf:
+        if not _is_real(rate) or not 0 < rate < math.inf:
             raise ConfigError("local.outer_learning_rate", rate, "a number above 0")
         momentum = self.outer_momentum
-        if not is_number(momentum) or not 0 <= momentum < 1:
+        if not _is_real(momentum) or not 0 <= momentum < 1:
             raise ConfigError("local.outer_momentum", momentum, "a number in [0, 1)")
         if self.outer_nesterov not in (True, False):
             raise ConfigError("local.outer_nesterov", self.outer_nesterov, "true or false")
@@ -69,3 +70,8 @@ class LocalSGDSchedule:
         if self.workers == 1:
             return 0
         return min(steps, self.start) + max(0, steps - self.start) // self.steps
+
+
+def _is_real(value: object) -> bool:
+    """Return True for a real number, such as one of NumPy; a bool is none."""
+    return isinstance(value, Real) and not isinstance(value, bool)

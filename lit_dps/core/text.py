@@ -55,13 +55,17 @@ def format_duration(seconds: float | None, digits: int = 3) -> str:
     return "less than 1 ns"
 
 
+def duration_unit(seconds: float) -> tuple[str, float]:
+    """Return the unit in which a time is written, and its seconds; s for 0 and below 1 ns."""
+    for unit, size, smallest in DURATION_UNITS:
+        if seconds >= smallest:
+            return unit, size
+    return "s", 1.0
+
+
 def format_interval(seconds: float, low: float, high: float, digits: int = 3) -> str:
     """Return a time with its limits in one unit, such as 2.31 [1.98, 2.70] s."""
-    unit, size = "s", 1.0
-    for name, seconds_of_unit, smallest in DURATION_UNITS:
-        if seconds >= smallest:
-            unit, size = name, seconds_of_unit
-            break
+    unit, size = duration_unit(seconds)
     value, *limits = [number_text(x / size, digits) for x in (seconds, low, high)]
     return f"{value} [{', '.join(limits)}] {unit}"
 

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from lit_dps.core.errors import ConfigError
 from lit_dps.parallel import ranks
-from lit_dps.parallel.example_count import can_be_cut, counted, cut
+from lit_dps.parallel.example_count import DIVISIBLE, can_be_cut, counted, cut
 
 DDP_UNUSED = "ddp_find_unused_parameters_true"
 DDP = ("ddp", "ddp_find_unused_parameters_false", DDP_UNUSED)
@@ -114,8 +114,7 @@ def require_divisible(batch: Any, examples: int | None) -> int:
         ConfigError: if the batch cannot be divided (`can_be_cut`).
     """
     if examples is None or not can_be_cut(batch, examples):
-        allowed = "omitted. ddp needs tensors whose first dimension is the examples"
-        raise ConfigError("trainer.strategy", "ddp", allowed)
+        raise ConfigError("trainer.strategy", "ddp", f"omitted. ddp needs {DIVISIBLE}")
     return examples
 
 

@@ -19,6 +19,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+# What `can_be_cut` requires, for messages.
+DIVISIBLE = (
+    "batches of tensors whose first dimension is the examples, without lists or objects that might "
+    "have parts of single examples"
+)
 _RECORDS = "_records_examples"  # attribute of the classes that `record_examples` makes
 
 
@@ -249,15 +254,20 @@ def can_be_cut(batch: Any, examples: int | None) -> bool:
     An array of NumPy is like a tensor. A tensor without dimensions, such as a weight, belongs to
     all examples. A batch of graphs cannot be split, because its nodes, edges and labels differ in
     number. An object of another class, such as a dataclass, cannot be split if it holds tensors or
-    a list of one entry for each example. A batch with a tuple of as many numbers as examples cannot
-    be split either, because the tuple may be a size or have one number for each example.
+    a list of one entry for each example. A batch also cannot be split if `cut` leaves a list or
+    tuple whole that has as many entries as the batch has examples: the two numbers of a size can
+    be those of two examples.
     """
+
+    def is_ambiguous(value: Any) -> bool:
+        has_entries = isinstance(value, (list, tuple)) and len(value) == examples
+        return has_entries and not _is_plain_list(value) and _has_no_rows(value)
+
     lengths = set()
-    for leaf in tree_leaves(batch, is_leaf=_is_tuple_of_numbers):
-        if _is_tuple_of_numbers(leaf):
-            if len(leaf) == examples:
-                return False
-        elif _has_rows(leaf):
+    for leaf in tree_leaves(batch, is_leaf=is_ambiguous):
+        if is_ambiguous(leaf):
+            return False
+        if _has_rows(leaf):
             lengths.add(len(leaf))
         elif _holds_rows(leaf, set()) or _has_sizes(leaf, examples):
             return False
@@ -293,8 +303,8 @@ def _has_rows(leaf: Any) -> bool:
     return isinstance(leaf, (Tensor, np.ndarray)) and leaf.ndim > 0
 
 
-def _is_tuple_of_numbers(value: Any) -> bool:
-    return type(value) is tuple and all(isinstance(entry, (int, float)) for entry in value)
+def _has_no_rows(value: Any) -> bool:
+    return not any(_has_rows(leaf) for leaf in tree_leaves(value))
 
 
 def _holds_rows(value: Any, seen: set[int]) -> bool:

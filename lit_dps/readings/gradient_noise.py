@@ -19,7 +19,7 @@ from lit_dps.core.noise_scale import NoiseScale, noise_scale, unbiased_moments
 from lit_dps.core.trial import NOISE_SCALE
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
-from lit_dps.parallel.example_count import can_be_cut, cut
+from lit_dps.parallel.example_count import DIVISIBLE, can_be_cut, cut
 from lit_dps.training.example_count import examples_of_part, record_batches
 from lit_dps.training.masked_tensors import gradient_scale, loss_scale, squared_norm
 from lit_dps.training.pruning_callback import masks_by_parameter, trained_ids_of
@@ -285,9 +285,8 @@ class NoiseScaleCallback(Callback):
         if size < 2 or not can_be_cut(batch, size):
             examples = "1 example" if size == 1 else f"{size} examples"
             raise UserError(
-                f"NoiseScaleCallback cannot halve a batch of {examples}; a batch must have at "
-                "least 2 examples. The first dimension of all its tensors must be the "
-                "examples.",
+                f"NoiseScaleCallback cannot halve a batch of {examples}; it needs at least 2 "
+                f"examples, and {DIVISIBLE}",
                 key="NoiseScaleCallback",
                 value=size,
             )

@@ -19,7 +19,7 @@ from lit_dps.optim.local_sgd import LocalSGD
 from lit_dps.optim.parameter_groups import group_settings, trained_parameters
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP, unsharded
-from lit_dps.parallel.example_count import can_be_cut, cut
+from lit_dps.parallel.example_count import DIVISIBLE, can_be_cut, cut
 from lit_dps.training.delay_callback import DelayCallback, requires_closure
 from lit_dps.training.example_count import examples_of, examples_of_part, record_batches
 from lit_dps.training.step_count import sizes_of_loader
@@ -227,7 +227,7 @@ class LocalSGDCallback(Callback):
             # A rank without a part of the batch gets one example with weight 0.
             of_rank = 1
         if not can_be_cut(batch, of_rank):
-            raise self._error("1, but for batches of tensors that all have the examples in front")
+            raise self._error(f"1. More workers need {DIVISIBLE}")
         assert examples is not None and of_rank is not None
         self._check_divides(examples, "a training batch")
         if self._worker is None:

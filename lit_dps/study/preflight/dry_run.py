@@ -14,6 +14,7 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.core.trial import SCHEDULE, WARM_UP, Trial
 from lit_dps.engines.eligible import standard_data
 from lit_dps.engines.engine import TrialSettings
+from lit_dps.parallel.example_count import DIVISIBLE
 from lit_dps.pruning import FromFile
 from lit_dps.pruning.from_file import WEIGHTS_KEY
 from lit_dps.readings.reading import KEY as READINGS_KEY
@@ -113,8 +114,7 @@ def _check_short_trial(setup: StudySetup, short: ShortTrial) -> None:
     if taken:
         raise ConfigError(READINGS_KEY, taken[0], "names that are no columns of a study's tables")
     if setup.ranks > 1 and short.fit.examples.can_be_cut is False:
-        allowed = "omitted. ddp needs tensors whose first dimension is the examples"
-        raise ConfigError("trainer.strategy", "ddp", allowed)
+        raise ConfigError("trainer.strategy", "ddp", f"omitted. ddp needs {DIVISIBLE}")
     # Each value of an axis may have another data module.
     check_batch_size = getattr(short.data, "check_batch_size", None)
     if check_batch_size is not None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -176,6 +177,11 @@ def test_a_single_worker_with_an_outer_momentum_is_another_training_and_without_
         quadratic(LocalSGDSchedule(1, 5), "momentum", drawn),
         quadratic(LocalSGDSchedule(1, start=99), "momentum", drawn),
     )
+
+
+@pytest.mark.parametrize("rate", [np.float32(0.5), np.int64(1)])
+def test_an_outer_rate_may_be_a_number_of_numpy(rate):
+    assert LocalSGDSchedule(2, 5, outer_learning_rate=rate).outer_learning_rate == rate
 
 
 def test_meetings_and_communications_are_counted_alike():

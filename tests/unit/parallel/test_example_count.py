@@ -3,6 +3,7 @@ batch size."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule
@@ -166,10 +167,22 @@ def test_one_text_an_example_follows_its_example():
     assert (values.tolist(), texts) == ([3, 0], ("d", "a"))
 
 
-def test_a_tuple_of_as_many_numbers_as_examples_prevents_a_cut():
-    lengths = (torch.ones(5, 3), torch.ones(5), (3, 1, 2, 5, 4))
-    assert not can_be_cut(lengths, 5)
-    assert can_be_cut((torch.ones(5, 3), (224, 224)), 5)
+@pytest.mark.parametrize(
+    "entries",
+    [
+        (3, 1, 2, 5, 4),
+        tuple(np.arange(5)),
+        (None, 1.5, None, 2.0, None),
+        tuple(torch.arange(5)),
+        list(torch.arange(5)),
+    ],
+    ids=["numbers", "numpy", "none", "tensors", "list"],
+)
+def test_a_list_that_stays_whole_with_an_entry_for_each_example_prevents_a_cut(entries):
+    tensors = [torch.ones(5, 3), torch.ones(5)]
+    assert not can_be_cut((*tensors, entries), 5)
+    assert can_be_cut((*tensors, entries[:3]), 5)
+    assert can_be_cut(tuple(torch.ones(2, 3) for _ in range(2)), 2)
 
 
 class Holder:
