@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -92,14 +93,10 @@ def rate_range_ratio(study: Analysis, sparsity: float = SPARSE) -> Measurements 
         return None
     if record.race_factor is not None and record.race_factor < _MIN_RACE_FACTOR:
         return None
-
-    def measure(study: Analysis, sparse: Series, dense: Series) -> Measurement | None:
-        return _rate_range_ratio(study, keys[0], sparse, dense)
-
-    return measure_pairs(study, sparsity, measure)
+    return measure_pairs(study, sparsity, partial(_rate_range_ratio, key=keys[0]))
 
 
-def _rate_range_ratio(study: Analysis, key: str, sparse: Series, dense: Series) -> Measurement:
+def _rate_range_ratio(study: Analysis, sparse: Series, dense: Series, key: str) -> Measurement:
     log_value = 0.0
     log_low = 0.0
     log_high = 0.0

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -67,16 +68,11 @@ def term_ratio(study: Analysis, term: str, sparsity: float = SPARSE) -> Measurem
         term: "lipschitz" (L), "beta" or "delta".
         sparsity: The sparsity of the sparse networks.
     """
-
-    def measure(study: Analysis, sparse: Series, dense: Series) -> Measurement | None:
-        return _term_ratio(study.record, term, sparse, dense)
-
-    return measure_pairs(study, sparsity, measure)
+    return measure_pairs(study, sparsity, partial(_term_ratio, term=term))
 
 
-def _term_ratio(
-    record: StudyRecord, term: str, sparse: Series, dense: Series
-) -> Measurement | None:
+def _term_ratio(study: Analysis, sparse: Series, dense: Series, term: str) -> Measurement | None:
+    record = study.record
     pairs = paired_terms(record, dense, sparse, _READERS[term])
     if not pairs:
         return None
@@ -169,15 +165,11 @@ def c1_over_theory(
         return None
     if not trained_the_same(record, other.record) or not have_same_goal(record, other.record):
         return None
-
-    def measure(study: Analysis, sparse: Series, dense: Series) -> Measurement | None:
-        return _c1_over_theory(study, other, sparse, dense)
-
-    return measure_pairs(study, sparsity, measure)
+    return measure_pairs(study, sparsity, partial(_c1_over_theory, other=other))
 
 
 def _c1_over_theory(
-    study: Analysis, other: Analysis, sparse: Series, dense: Series
+    study: Analysis, sparse: Series, dense: Series, other: Analysis
 ) -> Measurement | None:
     pairs = paired_terms(study.record, dense, sparse)
     if not pairs or sparse not in other.laws or dense not in other.laws:
