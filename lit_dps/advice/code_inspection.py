@@ -14,7 +14,8 @@ from lightning.pytorch import LightningDataModule, LightningModule
 
 from lit_dps.core.errors import ConfigError, UserError, first_line, place_in_user_code
 from lit_dps.core.search_space import RATE_NAMES
-from lit_dps.training.user_objects import BATCH_SIZE_NAMES, is_plain
+from lit_dps.training.object_difference import is_plain
+from lit_dps.training.user_objects import BATCH_SIZE_NAMES
 
 
 class UserCode(NamedTuple):

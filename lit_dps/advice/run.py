@@ -156,7 +156,7 @@ def _check_and_ask(
     on_answer: Callable[[Advice], None] | None,
 ) -> int:
     """Check, ask and answer, as `run_advice` does."""
-    sources = source_hashes(setup.config())
+    sources = source_hashes(setup.config(), is_start=True)
     stop = StopRequest()
     stored = store.read()
     _refuse_removed_method(setup, stored)

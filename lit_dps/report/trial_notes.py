@@ -392,7 +392,7 @@ def unknown_environments(study: Analysis) -> Iterator[Values]:
 
 
 def unknown_code(study: Analysis) -> Iterator[Values]:
-    """Yield classes whose source cannot be read."""
+    """Yield classes without a source, and values of the script that cannot be compared."""
     names = set()
     for environment in used_environments(study):
         for name, hashes in environment.get(SOURCES, {}).items():
@@ -453,7 +453,10 @@ ENVIRONMENTS = (
         "Code and data of {trials} are not recorded, since an earlier version ran them. Code and "
         "data of the other trials are, since {since}.",
     ),
-    Note(unknown_code, "The code of {names} is not recorded: its source cannot be read."),
+    Note(
+        unknown_code,
+        "lit_dps cannot compare {names} between runs, and does not notice if they change.",
+    ),
     Note(
         thread_counts,
         "Trials ran with study.threads {threads}: do not compare their step times.",

@@ -6,6 +6,7 @@ checks that the identity is the same, and extends the grid. `run_records` adds w
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -29,6 +30,9 @@ from lit_dps.storage.locks import storage_lock
 from lit_dps.storage.ownership import refuse_foreign_cells, refuse_foreign_header
 from lit_dps.storage.stored_format import read_header, study_attributes
 from lit_dps.storage.urls import sqlite_file
+
+# Earlier versions ended the name of a function or local class with a digest of its code.
+_FORMER_OBJECT = re.compile(rf"{OBJECTS}\.\w+_[0-9a-f]{{8}}")
 
 
 class StudyChanged(UserError):
@@ -326,11 +330,10 @@ def remedy_of(differences: Iterable[Difference]) -> str:
     """Return what a user can do about differences of a configuration."""
     remedy = "Restore the former values, or choose another study.name for the new configuration."
     for difference in differences:
-        names = (str(difference.before), str(difference.now))
-        if all(name.startswith(f"{OBJECTS}.") for name in names):
+        if _FORMER_OBJECT.fullmatch(str(difference.before)):
             return (
-                f"{remedy} The digest at the end of {difference.key} also differs if an earlier "
-                "version of lit_dps computed it; then only another study.name helps."
+                f"An earlier version of lit_dps ended {difference.key} with a digest of the code, "
+                "which this version cannot compare. Choose another study.name."
             )
     return remedy
 

@@ -130,7 +130,7 @@ def run_study(setup: StudySetup, options: RunOptions = RunOptions()) -> int:
 def _prepare(setup: StudySetup, stop: StopRequest, options: RunOptions) -> _StudyRun:
     """Check a study and the code and data of its stored trials. Creates nothing."""
     # Hashed before anything is imported, and compared afterwards: files may change in between.
-    sources = source_hashes(setup.config())
+    sources = source_hashes(setup.config(), is_start=True)
     checked = check_study(setup)
     environment = environment_of(setup, checked.data, reads_data=checked.trials_remain)
     refuse_changed_sources(sources, environment[SOURCES])

@@ -5,10 +5,8 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib
-import inspect
 import os
 import sys
-import textwrap
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
@@ -17,29 +15,38 @@ from typing import Any
 
 from lit_dps.core.environment import UNKNOWN, is_same_source
 from lit_dps.core.errors import UserError
+from lit_dps.core.identity import OBJECTS
 from lit_dps.core.record import setting
 from lit_dps.core.user_code import is_user_file, texts_in
+from lit_dps.training.code_tree import strip_docstrings
+from lit_dps.training.object_text import MAIN
+from lit_dps.training.user_objects import hashes_of_class
 
 LENGTH = 16  # hexadecimal digits of a hash
-MAIN = ("__main__", "__mp_main__")  # the script or notebook that runs lit_dps; its name in workers
 MACHINE_MODULES = ("sitecustomize", "usercustomize")  # they differ between installations
-_WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+# Prefixes of class paths that only the script or notebook can import that runs lit_dps.
+_LOCAL = (f"{MAIN[0]}.", f"{OBJECTS}.")
 
 
-def source_hashes(config: Any) -> dict[str, list[str]]:
+def source_hashes(config: Any, is_start: bool = False) -> dict[str, list[str]]:
     """Return the hashes of all files of the user's code that this process has imported.
 
     The first hash is of the file's bytes. The second is of its syntax tree without docstrings and
     without blocks below `if __name__ == "__main__"`. So comments and formatting do not change the
-    second hash. From a script or a notebook, each class that the configuration names is hashed.
+    second hash. From a script or a notebook, each class and function that the configuration names
+    is hashed, with the functions, classes and values of the script that its code reads. These
+    hashes stay the same until `is_start`, because values may change in training.
 
     Args:
         config: The nested configuration, whose texts may be class paths.
+        is_start: Whether a command starts.
 
     Returns:
-        Hashes by file name, such as my_code.py or package/model.py, or by class path; `UNKNOWN` if
-        the source cannot be read.
+        Hashes by file name, such as my_code.py or package/model.py, or by path, such as
+        `__main__.Net`; `UNKNOWN` for a value that cannot be compared.
     """
+    if is_start:
+        _hashes_of_local.cache_clear()
     hashes = {}
     figures: Any = setting(config, "study.figures") or ()  # they change no trial
     for name, module in list(sys.modules.items()):
@@ -50,8 +57,8 @@ def source_hashes(config: Any) -> dict[str, list[str]]:
         if is_user_file(file) and os.path.isfile(file):
             hashes[_place_of(name, Path(file))] = _hashes_of_file(file)
     for text in texts_in(config):
-        if text.startswith("__main__."):
-            hashes[text] = _hashes_of_class(text.removeprefix("__main__."))
+        if text.startswith(_LOCAL):
+            hashes |= _hashes_of_local(text)
     return dict(sorted(hashes.items()))
 
 
@@ -89,12 +96,15 @@ def refuse_changed_sources(began: Mapping[str, Any], now: Mapping[str, Any]) -> 
     A process that imports the file now would train other code than the trials are stored with.
     """
     changed = changed_files(began, now)
-    if changed:
-        raise UserError(
-            f"{', '.join(changed)} changed while the command ran. Finish your edits, then "
-            "start the command again.",
-            value=changed,
+    if not changed:
+        return
+    hint = "Finish your edits, then start the command again."
+    if any(name.startswith(_LOCAL) for name in changed):
+        hint += (
+            ' Workers run the script without its block `if __name__ == "__main__"`: set the values '
+            "of your classes above it, or use one worker."
         )
+    raise UserError(f"{', '.join(changed)} changed while the command ran. {hint}", value=changed)
 
 
 def _hashes_of_file(file: str) -> list[str]:
@@ -103,6 +113,9 @@ def _hashes_of_file(file: str) -> list[str]:
         return _hashes(file, stat.st_mtime_ns, stat.st_size)
     except OSError:
         return UNKNOWN
+
+
+_hashes_of_local = cache(hashes_of_class)
 
 
 @cache
@@ -114,48 +127,15 @@ def _hashes(file: str, modified: int, size: int) -> list[str]:
     return hashes
 
 
-def _hashes_of_class(name: str) -> list[str]:
-    """Return the hash of a class of the script or notebook, from the source of class or methods."""
-    kind = getattr(sys.modules["__main__"], name, None)
-    if kind is None:
-        return UNKNOWN
-    with suppress(OSError, TypeError, SyntaxError):
-        return [_digest(_tree_of_object(kind))]
-    # Some notebooks know the sources of methods, but not of classes.
-    trees = []
-    for member in vars(kind).values():
-        if inspect.isfunction(member):
-            try:
-                trees.append(_tree_of_object(member))
-            except (OSError, TypeError, SyntaxError):
-                return UNKNOWN
-    return [_digest(b"\n".join(trees))] if trees else UNKNOWN
-
-
-def _tree_of_object(item: Any) -> bytes:
-    """Return the syntax tree of a class or a function, as `_tree`."""
-    return _tree(textwrap.dedent(inspect.getsource(item)))
-
-
 def _tree(source: str | bytes) -> bytes:
     """Return the syntax tree of a source as bytes, without docstrings and script blocks."""
     tree = ast.parse(source)
+    strip_docstrings(tree)
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
-        if not isinstance(body, list):
-            continue
-        if isinstance(node, _WITH_DOCSTRING) and body and _is_text(body[0]):
-            del body[0]
-        body[:] = [statement for statement in body if not _is_script(statement)]
+        if isinstance(body, list):
+            body[:] = [statement for statement in body if not _is_script(statement)]
     return ast.dump(tree).encode()
-
-
-def _is_text(statement: ast.stmt) -> bool:
-    """Return True if a statement is only a text, such as a docstring."""
-    if not isinstance(statement, ast.Expr):
-        return False
-    value = statement.value
-    return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
 
 def _is_script(statement: ast.stmt) -> bool:

@@ -1,98 +1,171 @@
-"""Which attributes the methods of a class set. Found in their byte code, without a call."""
+"""Which attributes of an object change while it is used. Found in the source of its class."""
 
 from __future__ import annotations
 
-import dis
+import ast
 import functools
 import inspect
 import types
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch import nn
 
+from lit_dps.core.user_code import is_user_module
+from lit_dps.training.code_tree import node_of
+
+_BASES = (LightningModule, LightningDataModule, nn.Module, object)
 # Functions that set an attribute whose name is an argument.
-_SETTERS = ("setattr", "add_module", "register_module")
+_SETTERS = ("setattr", "add_module", "register_module", "register_buffer", "register_parameter")
+_MUTATORS = (
+    *("append", "extend", "insert", "add", "update", "setdefault", "appendleft"),
+    *("pop", "popitem", "popleft", "remove", "discard", "clear"),
+)
+# The user calls them to make or to change an object.
+_OF_USER = ("__init__", "__new__", "__post_init__", "__setattr__", "freeze", "unfreeze")
 
 
-def class_sets(cls: type, attribute: str) -> bool:
-    """Return True if a method or a `cached_property` of a class sets an attribute."""
+class Stored(NamedTuple):
+    """Names of attributes that methods store, and beginnings of such names.
+
+    A method stores `self.x` if it assigns it, an element of it, or calls `self.x.append` or a
+    similar method.
+    """
+
+    names: frozenset[str]
+    prefixes: tuple[str, ...]
+
+    def has(self, name: str) -> bool:
+        """Return True if the methods may store an attribute."""
+        return name in self.names or name.startswith(self.prefixes)
+
+
+@functools.cache
+def stored_in_use(cls: type) -> Stored:
+    """Return the attributes that a class stores while its objects are used.
+
+    Training calls the hooks of Lightning, special methods such as `__call__`, and properties. The
+    methods that they call count too. Other methods are left out: the user calls them to change an
+    object. A class of a library may store in each method.
+    """
+    methods = _methods_of(cls)
+    reached = [name for name in methods if _is_entry(cls, name)]
+    for name in reached:  # grows
+        for node in methods[name]:
+            for each in ast.walk(node):
+                called = getattr(each, "attr", None)
+                if called in methods and called not in reached and called not in _OF_USER:
+                    reached.append(called)
+    stored = _stored([node for name in reached for node in methods[name]])
+    cached = [name for name in dir(cls) if _is_cached_property(cls, name)]
+    return Stored(stored.names | {*cached}, stored.prefixes)
+
+
+@functools.cache
+def stored_by_user(cls: type) -> Stored:
+    """Return the attributes that any method of the user's own classes stores."""
+    nodes = []
     for base in cls.__mro__:
-        if base in (LightningModule, LightningDataModule, nn.Module):
+        if is_user_module(base.__module__):
+            for member in vars(base).values():
+                nodes += _nodes_of(member)
+    return _stored(nodes)
+
+
+def _methods_of(cls: type) -> dict[str, list[ast.AST]]:
+    """Return the syntax trees of methods by name, also of base classes outside Lightning."""
+    methods: dict[str, list[ast.AST]] = {}
+    for base in cls.__mro__:
+        if base in _BASES:
             continue  # their setters take any name
-        if isinstance(vars(base).get(attribute), functools.cached_property):
-            return True
-        for member in vars(base).values():
-            for function in _functions_of(member):
-                if _sets_attribute(function.__code__, attribute):
-                    return True
-    return False
+        for name, member in vars(base).items():
+            nodes = _nodes_of(member)
+            if nodes:
+                methods.setdefault(name, []).extend(nodes)
+    return methods
 
 
-def _functions_of(member: Any) -> list[types.FunctionType]:
-    """Return the functions of a member of a class: a method, also decorated, or a property.
+def _is_entry(cls: type, name: str) -> bool:
+    """Return True for a method that training calls."""
+    if name in _OF_USER:
+        return False
+    if not is_user_module(cls.__module__) or (name.startswith("__") and name.endswith("__")):
+        return True
+    member = inspect.getattr_static(cls, name, None)
+    if isinstance(member, (property, functools.cached_property)):
+        return True
+    return hasattr(LightningModule, name) or hasattr(LightningDataModule, name)
+
+
+def _is_cached_property(cls: type, name: str) -> bool:
+    return isinstance(inspect.getattr_static(cls, name, None), functools.cached_property)
+
+
+def _nodes_of(member: Any) -> list[ast.AST]:
+    """Return the syntax tree of a method, also decorated, or of the getter of a property.
 
     The setter of a property is left out: the user's own assignment calls it.
     """
-    found = [member]
+    found: Any = member
     if isinstance(member, property):
-        found = [member.fget]
+        found = member.fget
     elif isinstance(member, functools.cached_property):
-        found = [member.func]
+        found = member.func
     elif isinstance(member, (staticmethod, classmethod)):
-        found = [member.__func__]
-    functions = []
-    for each in found:
-        original = each
-        if callable(each):
-            original = inspect.unwrap(each)
-        functions += [part for part in (original, each) if isinstance(part, types.FunctionType)]
-    return functions
+        found = member.__func__
+    if callable(found):
+        found = inspect.unwrap(found)
+    if not isinstance(found, types.FunctionType):
+        return []
+    node = node_of(found.__code__)
+    return [] if node is None else [node]
 
 
-def _sets_attribute(code: types.CodeType, name: str) -> bool:
-    """Return True if code, or a function within it, may set an attribute of a name."""
-    instructions = list(dis.get_instructions(code))
-    # Such as `f"fold_{i}"`.
-    makes_name = any(name.startswith(prefix) for prefix in _prefixes(instructions))
-    may_name = makes_name or _has_constant(code.co_consts, name)
-    for instruction in instructions:
-        if instruction.opname == "STORE_ATTR" and instruction.argval == name:
-            return True
-        if may_name and instruction.argval in _SETTERS:
-            return True
-    inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
-    return any(_sets_attribute(each, name) for each in inner)
+def _stored(nodes: list[ast.AST]) -> Stored:
+    names: set[str] = set()
+    prefixes: set[str] = set()
+    for node in nodes:
+        inner = list(ast.walk(node))
+        names.update(_names_stored(inner))
+        if any(_is_setter(each) for each in inner):
+            # Any text of the method may be the name, or its beginning.
+            for each in inner:
+                names.update(_texts(each))
+                prefixes.update(_first_texts(each))
+    return Stored(frozenset(names), tuple(sorted(prefixes)))
 
 
-def _has_constant(constants: Sequence[object], name: str) -> bool:
-    """Return True if a name is a constant of code, or an element of one."""
-    for constant in constants:
-        if isinstance(constant, (tuple, frozenset)) and name in constant:
-            return True
-        if constant == name:
-            return True
-    return False
+def _names_stored(nodes: list[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        target: Any = node
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in _MUTATORS:
+            target = getattr(node.func, "value", None)
+        elif not isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del)):
+            continue
+        while isinstance(target, ast.Subscript):
+            target = target.value
+        if isinstance(target, ast.Attribute):
+            yield target.attr
 
 
-def _prefixes(instructions: Sequence[dis.Instruction]) -> Iterator[str]:
-    """Yield the constant beginnings of the texts that f-strings and sums make.
+def _is_setter(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call):
+        return False
+    return getattr(node.func, "attr", getattr(node.func, "id", "")) in _SETTERS
 
-    The parts of a text are on the stack. The search goes back to the instruction that put the
-    first part there.
-    """
-    for i, instruction in enumerate(instructions):
-        n_parts = 0
-        if instruction.opname == "BUILD_STRING":
-            n_parts = instruction.arg or 0
-        elif instruction.opname == "BINARY_OP" and instruction.argrepr == "+":
-            n_parts = 2
-        depth = 0
-        for earlier in reversed(instructions[:i]):
-            if depth >= n_parts:
-                break
-            depth += dis.stack_effect(earlier.opcode, earlier.arg, jump=False)
-            is_first = depth == n_parts and earlier.opname == "LOAD_CONST"
-            if is_first and isinstance(earlier.argval, str) and earlier.argval.isidentifier():
-                yield earlier.argval
+
+def _texts(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return [node.value]
+    return []
+
+
+def _first_texts(node: ast.AST) -> list[str]:
+    """Return the constant beginning of an f-string or a sum of texts, if it may begin a name."""
+    first: Any = None
+    if isinstance(node, ast.JoinedStr) and node.values:
+        first = node.values[0]
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        first = node.left
+    return [text for text in _texts(first) if text.isidentifier()]

@@ -1,17 +1,15 @@
-"""Describes a Python object as a text. Equal objects of two processes have equal texts.
+"""Describes Python objects and code as texts. Equal objects of two processes have equal texts.
 
-For example, the text of `lambda lr: Net(build(WIDTH), lr)` depends on its source, on the source of
-`build` and on the value of WIDTH. If one of them changes, a study of the first function does not
-resume with the second one. The text of a function or class that another process can import is its
-path, because studies hash the files of the user's modules.
+For example, `lambda lr: Net(build(WIDTH), lr)` of a script has four descriptions: of its own code,
+of `Net`, of `build` and of WIDTH. A study stores their hashes with the hashes of the user's files
+(`code_hashes`). What another process can import has its path as text, because studies hash the
+files of the user's modules.
 """
 
 from __future__ import annotations
 
-import dis
 import functools
 import hashlib
-import inspect
 import logging
 import os
 import re
@@ -20,7 +18,7 @@ import types
 from argparse import Namespace
 from collections import deque
 from collections.abc import Iterator, Mapping, MappingView, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from enum import Enum
 from io import IOBase
 from types import SimpleNamespace
@@ -33,15 +31,18 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.data import Dataset
 
+from lit_dps.core.environment import UNKNOWN
 from lit_dps.core.identity import OBJECTS
 from lit_dps.core.user_code import is_user_module
 from lit_dps.pruning.mask import GENERATORS, MAX_LENGTH
+from lit_dps.training.code_tree import code_text, follow, is_set_by_clock, values_read
+from lit_dps.training.method_attributes import stored_in_use
+from lit_dps.training.shown_text import SCALARS, pandas_parts, shown_without_address
 
+# The script or notebook, which workers import under another name.
+MAIN = ("__main__", "__mp_main__")
 # Modules of this process alone: the script or notebook, and classes without an importable path.
-_PROCESS_MODULES = ("__main__", "__mp_main__", OBJECTS)
-_ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
-_SCALARS = (bool, int, float, complex, str, bytes, type(None))
-_GLOBAL_READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+_PROCESS_MODULES = (*MAIN, OBJECTS)
 # A text form may be shortened. Of a library's container it rarely has all elements.
 _SHORTENED = re.compile(r"\.\.\.|…")
 _SHOWN_WHOLE = (range, str, bytes, bytearray, np.generic, np.dtype)
@@ -49,50 +50,95 @@ _STREAMS = ("stdin", "stdout", "stderr")
 CachedFunction = type(functools.cache(len))
 LAZY = "lazy"
 MAX_ELEMENTS = 1 << 20  # of an array; of a larger one, evenly spaced elements are described
+HASH_LENGTH = 16  # hexadecimal digits
 
 
 class Description(NamedTuple):
     """The description of an object.
 
     Attributes:
-        text: The text.
-        opaque_part: Name of the first part whose value does not change the text; None without one.
+        text: The text of the object itself.
+        read: The texts of the functions, classes and values of the script or notebook that its code
+            reads, by path, such as "__main__.WIDTH".
+        opaque: Names of the parts whose values change no text.
     """
 
     text: str
-    opaque_part: str | None
+    read: dict[str, str]
+    opaque: tuple[str, ...]
 
 
-def describe(item: Any) -> Description:
+def describe(item: Any, name: str = "", is_tree: bool = True) -> Description:
     """Return the description of a function, a class or an object.
 
-    Values that a function reads are no parts of it. The values of a `functools.partial`, of an
-    object, and of the object of a bound method are parts.
+    Args:
+        item: The item.
+        name: Its name, which begins the names of its parts.
+        is_tree: Whether to describe code by its syntax tree, and not by its source.
     """
-    describer = _Describer()
-    text = describer.describe(item, "")
-    if describer.opaque:
-        return Description(text, describer.opaque[0])
-    return Description(text, None)
+    describer = _Describer(is_tree)
+    describer.read[name] = ""  # for code that reads its own name
+    text = describer.describe_whole(item, name)
+    del describer.read[name]
+    return Description(text, describer.read, tuple(describer.opaque))
+
+
+def code_hashes(item: Any, name: str) -> dict[str, list[str]]:
+    """Return the hashes of a function or class and of what its code reads, by name.
+
+    The first hash is of sources, the second of syntax trees without docstrings, as for files. A
+    part whose value cannot be compared has `UNKNOWN`.
+    """
+    by_source, by_tree = describe(item, name, is_tree=False), describe(item, name)
+    hashes = {name: [_hash(by_source.text), _hash(by_tree.text)]}
+    for path, text in by_tree.read.items():
+        hashes[path] = [_hash(by_source.read[path]), _hash(text)]
+    for part in by_tree.opaque:
+        hashes[part] = UNKNOWN
+    return hashes
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:HASH_LENGTH]
 
 
 class _Describer:
     """Describes objects and their parts.
 
     Attributes:
+        read: The texts of the globals of the script or notebook, by path.
         opaque: Names of the parts that have no description other than their class.
     """
 
-    def __init__(self):
+    def __init__(self, is_tree: bool):
+        self.read: dict[str, str] = {}
         self.opaque: list[str] = []
+        self._is_tree = is_tree
         self._texts: dict[int, str] = {}
         self._items: list[Any] = []  # an id is unique only as long as its object lives
+
+    def describe_whole(self, item: Any, name: str) -> str:
+        """Return the description of an item; of an importable one its content, not its path."""
+        function = item
+        self._texts[id(item)] = "itself"
+        self._items.append(item)
+        if isinstance(item, functools.partial):
+            function = item.func
+        if isinstance(function, types.FunctionType):
+            texts = [self._function(function, name)]
+            if function is not item:
+                parts = {"args": item.args, "keywords": item.keywords}
+                texts.append(self._parts(parts.items(), name))
+            return repr(texts)
+        if isinstance(item, type):
+            return self._class(item, name)
+        return self._describe_new(item, name)
 
     def describe(self, item: Any, name: str) -> str:
         """Return the description of an item; `name` is its path for `opaque`."""
         if isinstance(item, Enum):
-            return f"{_path_of(type(item))}.{item.name}"
-        if type(item) in _SCALARS:
+            return f"{_path_of(type(item))}.{item.name} {self.describe(item.value, name)}"
+        if type(item) in SCALARS:
             return repr(item)
         if id(item) in self._texts:
             return self._texts[id(item)]
@@ -119,13 +165,16 @@ class _Describer:
         if isinstance(item, types.MethodType):
             parts = {"self": item.__self__, "function": item.__func__}
             return "method" + self._parts(parts.items(), name)
+        if isinstance(item, types.BuiltinFunctionType):
+            return self._builtin(item, name)
+        if _is_found_by_path(item):
+            if item.__module__ in _PROCESS_MODULES:
+                self._add_read(_path_of(item), item)
+            return _path_of(item)
         if isinstance(item, types.FunctionType):
-            is_factory = name in ("", "func")
-            if _is_importable(item) and not is_factory:
-                return _path_of(item)
-            return self._function(item)
+            return self._function(item, name)
         if isinstance(item, type):
-            return self._class(item)
+            return self._class(item, name)
         if get_origin(item) is not None:  # such as tuple[int, ...]
             parts = {"origin": get_origin(item), "arguments": get_args(item)}
             return "type" + self._parts(parts.items(), name)
@@ -139,7 +188,8 @@ class _Describer:
         if isinstance(item, dict) or (is_library and isinstance(item, Mapping)):
             return self._collection(item, name)
         if isinstance(item, (set, frozenset)):
-            return _path_of(type(item)) + repr(sorted(self._elements(item, name)))
+            elements = sorted(self.describe(each, f"{name}[]") for each in item)
+            return _path_of(type(item)) + repr([len(item), *elements])
         if isinstance(item, (list, tuple, deque)):
             return _path_of(type(item)) + repr(self._elements(item, name))
         if is_library and isinstance(item, (Sequence, MappingView)):
@@ -149,7 +199,7 @@ class _Describer:
     def _elements(self, items: Any, name: str) -> list[str]:
         """Return the descriptions of the elements; of long collections, those of the first ones."""
         texts = [str(len(items))]
-        is_plain = all(type(item) in _SCALARS for item in items)
+        is_plain = all(type(item) in SCALARS for item in items)
         for i, item in enumerate(items):
             if i >= MAX_LENGTH and not is_plain:
                 break
@@ -196,51 +246,79 @@ class _Describer:
 
     # ---- Code ----
 
-    def _function(self, function: types.FunctionType) -> str:
-        """Return the source of a function and the values that it reads, or its path."""
-        texts = [source_of(function.__code__)]
-        values: dict[str, Any] = {
+    def _builtin(self, item: types.BuiltinFunctionType, name: str) -> str:
+        """Return the name of a compiled function, such as `torch.relu`, or of a bound method."""
+        owner = item.__self__
+        if owner is None or isinstance(owner, (types.ModuleType, type)):
+            return (
+                f"built-in {item.__module__} {getattr(owner, '__name__', '')} {item.__qualname__}"
+            )
+        return f"built-in {item.__name__}" + self._parts({"self": owner}.items(), name)
+
+    def _function(self, function: types.FunctionType, name: str) -> str:
+        """Return the code of a function and the values that it holds; add the globals it reads."""
+        code = function.__code__
+        module = function.__globals__.get("__name__", "")
+        wrapped = getattr(function, "__wrapped__", None)
+        if wrapped is not None and not _is_users_module(module):
+            # The wrapper of a library's decorator. The code of `wrapped` begins with the decorator.
+            return code.co_qualname + self._parts({"wrapped": wrapped}.items(), name)
+        texts = [code_text(code, self._is_tree)]
+        held: dict[str, Any] = {
             "defaults": function.__defaults__,
             "keyword defaults": function.__kwdefaults__,
         }
-        for name in _names_read(function.__code__):
-            if name in function.__globals__:
-                values[name] = function.__globals__[name]
-        for name, cell in zip(
-            function.__code__.co_freevars, function.__closure__ or (), strict=True
-        ):
-            with suppress(ValueError):  # an empty cell
-                values[name] = cell.cell_contents
-        return repr(texts + self._values_read(values))
+        outer = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+        for read in values_read(code):
+            if read.name == "__class__":  # the class that defines a method, for super()
+                continue
+            if read.name in outer:
+                with suppress(ValueError):  # an empty cell
+                    value, path = follow(outer[read.name].cell_contents, read.path)
+                    held[f"{read.name}{path}"] = value
+            elif read.name in function.__globals__ and _is_users_module(module):
+                value, path = follow(function.__globals__[read.name], read.path)
+                if isinstance(value, types.ModuleType) or _is_found_by_path(value):
+                    held[f"{read.name}{path}"] = value
+                elif is_set_by_clock(sys.modules.get(module), read.name):
+                    self.opaque.append(f"{_module_name(module)}.{read.name}")
+                else:
+                    self._add_read(f"{_module_name(module)}.{read.name}{path}", value)
+        texts.append(self._parts(sorted(held.items()), name))
+        return repr(texts)
 
-    def _values_read(self, values: Mapping[str, Any]) -> list[str]:
-        """Return the descriptions of the values that a function reads."""
-        opaque = list(self.opaque)
-        texts = []
-        for name, value in sorted(values.items()):
-            texts.append(f"{name} = {self.describe(value, f'value {name}')}")
-        self.opaque = opaque
-        return texts
+    def _add_read(self, path: str, value: Any) -> None:
+        """Describe a function, class or value of the script, unless it is described already."""
+        if path in self.read:
+            return
+        self.read[path] = ""  # for code that calls itself
+        if _is_found_by_path(value) and value.__module__ in _PROCESS_MODULES:
+            self.read[path] = self.describe_whole(value, path)
+        else:
+            self.read[path] = self.describe(value, path)
 
-    def _class(self, cls: type) -> str:
-        """Return the source of a class, its plain attributes and its methods, or its path."""
-        if _is_importable(cls):
-            return _path_of(cls)
+    def _class(self, cls: type, name: str) -> str:
+        """Return the bases of a class, its methods, and its other attributes."""
         texts = [_path_of(cls)]
-        with suppress(OSError, TypeError):
-            texts.append(inspect.getsource(cls))
-        values = {}
-        for i, base in enumerate(cls.__bases__):
-            values[f"base {i}"] = base
-        for name, member in vars(cls).items():
-            if isinstance(member, property):
-                member = member.fget
-            member = getattr(member, "__func__", member)  # of a class method or static method
-            is_special = name.startswith("__") and name.endswith("__")
-            is_plain = isinstance(member, (*_SCALARS, list, tuple, dict)) and not is_special
-            if is_plain or isinstance(member, types.FunctionType):
-                values[name] = member
-        return repr(texts + self._values_read(values))
+        for base in cls.__bases__:
+            texts.append(self.describe(base, name))
+        is_dataclass = "__dataclass_fields__" in vars(cls)
+        for key, member in sorted(vars(cls).items()):
+            functions = _methods_of(cls, member)
+            for function in functions:
+                is_made = is_dataclass and function.__code__.co_filename.startswith("<")
+                if not is_made:  # from the fields
+                    texts.append(f"{key} {self._function(function, f'{name}.{key}')}")
+            is_special = key.startswith("_abc_") or (key.startswith("_") and key.endswith("_"))
+            if not functions and not is_special:
+                texts.append(self._parts([(key, getattr(member, "__func__", member))], name))
+        if issubclass(cls, Enum):
+            texts.append(self._parts(cls.__members__.items(), name))
+        if is_dataclass:
+            for field in vars(cls)["__dataclass_fields__"].values():
+                parts = {"default": field.default, "factory": field.default_factory}
+                texts.append(f"{field.name} {field.type}" + self._parts(parts.items(), name))
+        return repr(texts)
 
     # ---- Other objects ----
 
@@ -251,18 +329,18 @@ class _Describer:
             self.opaque.append(name)
             return texts[0]
         if isinstance(item, nn.Module):
-            return self._module(item)
-        parts = _pandas_parts(item)
+            return self._module(item, name)
+        parts = pandas_parts(item)
         if parts:
             if parts["values"] is None:
                 self.opaque.append(name)
             return repr([*texts, self._parts(parts.items(), name)])
-        attributes = dict(_attributes_of(item))
-        is_users = is_of_user(type(item))
-        if is_users or isinstance(item, (Dataset, LightningDataModule)):
-            texts.append(self._parts(sorted(attributes.items()), name))
-            if not attributes:
-                texts.append(shown_without_address(item))
+        if isinstance(item, (Dataset, LightningDataModule)):
+            with self._ignored_opaque():  # studies compare the content of data
+                texts.append(self._attributes(item, name))
+            return repr(texts)
+        if is_of_user(type(item)):
+            texts.append(self._attributes(item, name))
             return repr(texts)
         if isinstance(item, IOBase):  # its text form depends on the terminal
             self.opaque.append(name)
@@ -273,24 +351,53 @@ class _Describer:
             self.opaque.append(name)
         return repr(texts)
 
-    def _module(self, module: nn.Module) -> str:
-        """Return the classes and plain attributes of all submodules, and shapes of weights.
+    def _attributes(self, item: Any, name: str) -> str:
+        """Return the descriptions of attributes, without values that change while it is used."""
+        attributes = {}
+        stored = stored_in_use(type(item))
+        for key, value in attributes_of(item):
+            if stored.has(key):
+                self.opaque.append(f"{name}.{key}")
+            else:
+                attributes[key] = value
+        if attributes or stored.names:
+            return self._parts(sorted(attributes.items()), name)
+        return shown_without_address(item)
+
+    @contextmanager
+    def _ignored_opaque(self) -> Iterator[None]:
+        opaque = list(self.opaque)
+        yield
+        self.opaque = opaque
+
+    def _module(self, module: nn.Module, name: str) -> str:
+        """Return the classes and public attributes of all submodules, and shapes of weights.
 
         The values of weights are left out, because a trial may train them in place.
         """
         texts = []
         for path, part in module.named_modules():
-            plain = {}
-            for name, value in vars(part).items():
-                if type(value) in _SCALARS or isinstance(value, (list, tuple)):
-                    plain[name] = value
-            plain.pop("training", None)
-            values = self._values_read({**plain, "class": type(part)})
-            texts.append([path, *values])
-        for name, tensor in module.state_dict(keep_vars=True).items():
+            described = {"class": type(part)}
+            stored = stored_in_use(type(part)) if is_of_user(type(part)) else None
+            for key, value in vars(part).items():
+                if key.startswith("_") or key in ("training", "trainer"):
+                    continue
+                if stored is not None and stored.has(key):
+                    self.opaque.append(".".join(filter(None, (name, path, key))))
+                elif _is_setting(value):
+                    described[key] = value
+            texts.append([path, self._parts(described.items(), f"{name}.{path}".rstrip("."))])
+        for key, tensor in module.state_dict(keep_vars=True).items():
             if isinstance(tensor, Tensor):
-                texts.append([name, shape_of(tensor), str(tensor.dtype)])
+                texts.append([key, shape_of(tensor), str(tensor.dtype)])
         return repr(texts)
+
+
+def _is_setting(value: Any) -> bool:
+    """Return True for an attribute of a module that decides what it computes."""
+    if type(value) in SCALARS or isinstance(value, (list, tuple, dict, Enum)):
+        return True
+    return callable(value) or is_of_user(type(value))
 
 
 def shape_of(item: Any) -> tuple[int, ...] | str:
@@ -300,57 +407,7 @@ def shape_of(item: Any) -> tuple[int, ...] | str:
     return tuple(item.shape)
 
 
-def _pandas_parts(item: Any) -> dict[str, Any]:
-    """Return the values and names of a table, a column or an index of pandas; {} for others.
-
-    "values" is None if the text of a cell has an address, which differs between processes.
-    """
-    pandas = sys.modules.get("pandas")
-    if pandas is None or not isinstance(item, (pandas.DataFrame, pandas.Series, pandas.Index)):
-        return {}
-    if isinstance(item, pandas.DataFrame):
-        parts = {"columns": list(item.columns), "types": [str(each) for each in item.dtypes]}
-    else:
-        parts = {"name": item.name, "types": str(item.dtype)}
-    try:
-        # The hash of an object in a cell is that of its text.
-        parts["values"] = pandas.util.hash_pandas_object(item).to_numpy()
-        if not all(map(shown_without_address, _object_cells(item))):
-            parts["values"] = None
-    except (TypeError, ValueError):  # a cell has a list or another value without a hash
-        parts["values"] = item.to_numpy(dtype=object)
-        parts["index"] = list(getattr(item, "index", []))
-    return parts
-
-
-def _object_cells(item: Any) -> Iterator[Any]:
-    """Yield the cells of pandas that are objects, with those of the index."""
-    columns = [item]
-    if hasattr(item, "columns"):
-        columns = [item.iloc[:, i] for i in range(item.shape[1])]
-    columns.append(getattr(item, "index", item))
-    for column in columns:
-        if column.dtype == object:
-            for cell in column:
-                if type(cell) not in _SCALARS:
-                    yield cell
-
-
-def shown_without_address(item: Any) -> str:
-    """Return the text form of an object; "" if it has an address or no content."""
-    if type(item).__repr__ is object.__repr__:
-        return ""
-    try:
-        shown = repr(item)
-    # A method of the user may fail.
-    except Exception:
-        return ""
-    if _ADDRESS.search(shown):
-        return ""
-    return shown
-
-
-def _attributes_of(item: Any) -> Iterator[tuple[str, Any]]:
+def attributes_of(item: Any) -> Iterator[tuple[str, Any]]:
     """Yield the attributes of an object by name, also of `__slots__`."""
     for cls in type(item).__mro__:
         for slot in getattr(cls, "__slots__", ()):
@@ -364,48 +421,44 @@ def _attributes_of(item: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _path_of(item: Any) -> str:
-    return f"{item.__module__}.{item.__qualname__}"
+    return f"{_module_name(item.__module__)}.{item.__qualname__}"
 
 
-def _is_importable(item: Any) -> bool:
-    """Return True for a class or function that another process can import by its path."""
-    if not isinstance(item, (type, types.FunctionType)):
+def _module_name(name: str) -> str:
+    """Return the name of a module; the script has the same name in all processes."""
+    return MAIN[0] if name in MAIN else name
+
+
+def _is_found_by_path(item: Any) -> bool:
+    """Return True for a class or function that its module has under its name."""
+    name = getattr(item, "__qualname__", None)
+    if not isinstance(name, str):
         return False
-    if item.__module__ in _PROCESS_MODULES:
-        return False
-    found: Any = sys.modules.get(str(item.__module__))
-    for name in item.__qualname__.split("."):
-        found = getattr(found, name, None)
+    found: Any = sys.modules.get(str(getattr(item, "__module__", None)))
+    for part in name.split("."):
+        found = getattr(found, part, None)
     return found is item
+
+
+def _methods_of(cls: type, member: Any) -> list[types.FunctionType]:
+    """Return the functions of a member of a class that its body defines."""
+    candidates = [member, getattr(member, "__func__", None), getattr(member, "func", None)]
+    if isinstance(member, property):
+        candidates = [member.fget, member.fset]
+    methods = []
+    for each in candidates:
+        is_function = isinstance(each, types.FunctionType)
+        if is_function and each.__qualname__.startswith(f"{cls.__qualname__}."):
+            methods.append(each)
+    return methods
 
 
 def is_of_user(cls: type) -> bool:
     """Return True for a class of the user or of lit_dps, and for containers of any attributes."""
-    if cls.__module__ in _PROCESS_MODULES or cls in (SimpleNamespace, Namespace):
+    if cls in (SimpleNamespace, Namespace) or cls.__module__.startswith("lit_dps."):
         return True
-    return cls.__module__.startswith("lit_dps.") or is_user_module(cls.__module__)
+    return _is_users_module(cls.__module__)
 
 
-def source_of(code: types.CodeType) -> str:
-    """Return the source of a function; its byte code if the source is unknown."""
-    with suppress(OSError, TypeError):
-        return inspect.getsource(code)
-    constants = []
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            constants.append(source_of(constant))
-        elif isinstance(constant, frozenset):
-            constants.append(repr(sorted(map(repr, constant))))
-        else:
-            constants.append(repr(constant))
-    return repr((code.co_code.hex(), code.co_names, constants))
-
-
-def _names_read(code: types.CodeType) -> Iterator[str]:
-    """Yield the names of the global variables that code reads, also in its inner functions."""
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in _GLOBAL_READS:
-            yield instruction.argval
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names_read(constant)
+def _is_users_module(name: str) -> bool:
+    return name in _PROCESS_MODULES or is_user_module(name)

@@ -8,34 +8,22 @@ arguments can be recovered. What cannot be made again is refused in one line.
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from lightning.pytorch import LightningDataModule, LightningModule
-from torch import Tensor, nn
 
+from lit_dps.core.environment import UNKNOWN
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.identity import OBJECTS
 from lit_dps.core.registry import class_at
-from lit_dps.core.text import shorten
-from lit_dps.pruning.mask import MAX_LENGTH
 from lit_dps.training.hidden_state import preserve_rng_state
-from lit_dps.training.method_attributes import class_sets
-from lit_dps.training.object_text import (
-    CachedFunction,
-    describe,
-    is_of_user,
-    shape_of,
-    shown_without_address,
-    source_of,
-)
+from lit_dps.training.object_difference import compare_objects, is_plain
+from lit_dps.training.object_text import CachedFunction, code_hashes
 
 BASES = {"model": LightningModule, "data": LightningDataModule}
 EXAMPLES = {
@@ -43,9 +31,7 @@ EXAMPLES = {
     "data": "data=lambda batch_size=32: MyData(my_table, batch_size)",
 }
 BATCH_SIZE_NAMES = ("batch_size", "train_batch_size", "batchsize", "batch", "bs")
-DIGEST_LENGTH = 8  # hexadecimal digits
-_CLASS_OF = "the class of "
-_HOOKS_OF = "the number of hooks of "
+_FACTORY = "_lit_dps_factory"
 
 
 class ObjectConfig(NamedTuple):
@@ -123,7 +109,7 @@ def class_path_of(cls: type) -> str:
     if "." not in cls.__qualname__ and getattr(module, cls.__name__, None) is cls:
         return f"{cls.__module__}.{cls.__name__}"
     # For example, a class that a function defines.
-    return _registered(cls, f"{cls.__name__}_{_digest(describe(cls).text)}")
+    return _registered(cls, cls.__name__)
 
 
 def _registered(cls: type, name: str) -> str:
@@ -134,21 +120,35 @@ def _registered(cls: type, name: str) -> str:
     return f"{OBJECTS}.{name}"
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
+def hashes_of_class(path: str) -> dict[str, list[str]]:
+    """Return the hashes of a class that only this process can import, and of what its code reads.
+
+    For the class of a function, these are the hashes of the function.
+
+    Returns:
+        Hashes by name, as `code_hashes`; `UNKNOWN` without a class of this path.
+    """
+    module, _, name = path.rpartition(".")
+    cls = getattr(sys.modules.get(module), name, None)
+    if cls is None:
+        return {path: UNKNOWN}
+    factory = vars(cls).get(_FACTORY)
+    if factory is not None:
+        return code_hashes(factory.function, factory.section)
+    return code_hashes(cls, path)
+
+
+class _Factory(NamedTuple):
+    """A function that makes a module or data module."""
+
+    section: str
+    function: Callable[..., Any]
 
 
 def _class_of_factory(section: str, factory: Callable[..., Any]) -> type:
-    """Return a class whose call returns what a function makes.
-
-    Its name has a digest of the function's text. So a study or stored advice does not resume
-    with another function.
-    """
+    """Return a class whose call returns what a function makes."""
     base = BASES[section]
     _refuse_cached(section, factory)
-    name = getattr(factory, "__name__", section)
-    if not name.isidentifier():  # <lambda>
-        name = section
     parameters = []
     for parameter in inspect.signature(factory).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -176,10 +176,18 @@ def _class_of_factory(section: str, factory: Callable[..., Any]) -> type:
     # jsonargparse reads the signature of `__new__`, this package that of `__init__`.
     for function, first in ((make, "cls"), (never_called, "self")):
         _set_signature(function, first, parameters)
-    full_name = f"{name}_{_digest(_text_of_factory(section, factory))}"
-    members = {"__new__": make, "__init__": never_called, "__module__": OBJECTS}
-    cls = type(full_name, (base,), members)
-    _registered(cls, full_name)
+    name = section
+    function_name = getattr(factory, "__name__", "")
+    if function_name.isidentifier():  # not <lambda>
+        name = f"{section}_{function_name}"
+    members = {
+        "__new__": make,
+        "__init__": never_called,
+        "__module__": OBJECTS,
+        _FACTORY: _Factory(section, factory),
+    }
+    cls = type(name, (base,), members)
+    _registered(cls, name)
     return cls
 
 
@@ -197,25 +205,6 @@ def _refuse_cached(section: str, factory: Any) -> None:
         raise ConfigError(section, found, allowed, hint)
 
 
-def _text_of_factory(section: str, factory: Any) -> str:
-    """Return the text of a factory.
-
-    Raises:
-        ConfigError: if a study could not detect that a value of the factory changes.
-    """
-    text, opaque_part = describe(factory)
-    if opaque_part is not None:
-        found = f"a {type(factory).__name__}"
-        if opaque_part:
-            found += f" whose {opaque_part} cannot be compared"
-        allowed = (
-            "a function, or an object whose parts a resumed study can compare: numbers, texts, "
-            "arrays, functions, classes and objects with attributes"
-        )
-        raise ConfigError(section, found, allowed, f"Give a function: {EXAMPLES[section]}")
-    return text
-
-
 def _set_signature(
     function: Callable[..., Any], first: str, parameters: Sequence[inspect.Parameter]
 ) -> None:
@@ -231,15 +220,6 @@ def _set_signature(
 
 
 # ---- Arguments ----
-
-
-def is_plain(value: Any) -> bool:
-    """Return True for None, numbers and texts, and for lists and dicts of them."""
-    if isinstance(value, (list, tuple)):
-        return all(map(is_plain, value))
-    if isinstance(value, Mapping):
-        return all(isinstance(key, str) and is_plain(each) for key, each in value.items())
-    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def _parameters(cls: type) -> dict[str, inspect.Parameter]:
@@ -271,13 +251,15 @@ def _config_of_instance(section: str, instance: Any) -> ObjectConfig:
     cls = type(instance)
     arguments = _recovered_arguments(section, instance)
     _refuse_objects(section, cls, arguments)
-    _refuse_difference(section, instance, arguments)
+    unused = _refuse_difference(section, instance, arguments)
     written = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
     note = ""
     if section == "model":
+        unused = ["weights", *unused]
+    if unused:
         note = (
-            f"Each trial trains a new {cls.__name__}({written}). The weights of the object are not "
-            "used."
+            f"Each trial makes a new {cls.__name__}({written}). It does not use these attributes "
+            f"of the object: {', '.join(unused)}."
         )
     return ObjectConfig({"class_path": class_path_of(cls), "init_args": arguments}, note)
 
@@ -309,141 +291,22 @@ def _recovered_arguments(section: str, instance: Any) -> dict[str, Any]:
     return arguments
 
 
-def _refuse_difference(section: str, instance: Any, arguments: Mapping[str, Any]) -> None:
-    """Raise ConfigError if a new object with these arguments differs from an existing one.
+def _refuse_difference(section: str, instance: Any, arguments: Mapping[str, Any]) -> list[str]:
+    """Return the attributes of an object that new objects do not have.
 
-    Compared are hyperparameters, classes of submodules, public attributes, and the shapes and types
-    of weights. Attributes that a method of the class sets, such as `setup`, may be added.
+    Raises:
+        ConfigError: if a new object with these arguments trains differently.
     """
     cls = type(instance)
-    with preserve_rng_state(seed=0):
-        try:
-            made = cls(**arguments)
-        except Exception as error:
-            why = f"{cls.__name__} with its arguments fails: {type(error).__name__}: {error}"
-            raise _cannot_rebuild(section, cls, why) from error
-    before, after = _facts(instance), _facts(made)
-    for name in [*after, *before]:
-        is_added = name not in after
-        if is_added and _is_set_by_methods(instance, name, after):
-            continue
-        if is_added or name not in before or before[name] != after[name]:
-            was = _shown_fact(before, name)
-            why = (
-                f"{name} of the object is {was}, and {name} of a new {cls.__name__} is "
-                f"{_shown_fact(after, name)}"
-            )
-            raise _cannot_rebuild(section, cls, why)
-
-
-def _shown_fact(facts: Mapping[str, Any], name: str) -> str:
-    """Return a fact for a message."""
-    if name not in facts:
-        return "missing"
-    return shorten(str(facts[name]))
-
-
-def _facts(instance: Any) -> dict[str, Any]:
-    """Return what determines how an object trains, by dotted name, except values of weights."""
-    facts: dict[str, Any] = {}
-    for name, value in dict(instance.hparams).items():
-        if is_plain(value):
-            facts[f"hparams.{name}"] = value
-    if isinstance(instance, nn.Module):
-        facts |= _facts_of_weights(instance)
-    for path, part in _parts_of(instance).items():
-        if path:
-            facts[f"{_CLASS_OF}{path}"] = type(part).__qualname__
-        for name, value in vars(part).items():
-            if _is_compared(name):
-                facts[f"{path}.{name}".lstrip(".")] = _comparable(value)
-        if isinstance(part, nn.Module):
-            hooks = len(part._forward_hooks) + len(part._forward_pre_hooks)
-            facts[f"{_HOOKS_OF}{path or 'the module'}"] = hooks
-    return facts
-
-
-def _parts_of(instance: Any) -> dict[str, Any]:
-    """Return the submodules of a module by path, with the module itself; the instance else."""
-    if isinstance(instance, nn.Module):
-        return dict(instance.named_modules())
-    return {"": instance}
-
-
-def _facts_of_weights(module: nn.Module) -> dict[str, Any]:
-    """Return the shapes and types of parameters and buffers, and whether they are trained."""
-    facts: dict[str, Any] = {}
-    for name, value in module.state_dict(keep_vars=True).items():
-        if not isinstance(value, Tensor):
-            continue
-        facts[name] = shape_of(value)
-        facts[f"the type of {name}"] = value.dtype
-        facts[f"requires_grad of {name}"] = value.requires_grad
-    return facts
-
-
-def _is_compared(name: str) -> bool:
-    """Return True for a public attribute that Lightning does not set."""
-    return not name.startswith("_") and name not in ("training", "trainer")
-
-
-def _comparable(value: Any, depth: int = 4) -> Any:
-    """Return a value whose equality shows that two objects have equal attributes.
-
-    Elements of tensors are not compared, because they may be random.
-    """
-    if isinstance(value, Enum):
-        return f"{type(value).__qualname__}.{value.name}"
-    if is_plain(value):
-        return value
-    if isinstance(value, (Tensor, np.ndarray)):
-        return f"{type(value).__name__} {shape_of(value)}"
-    if isinstance(value, types.FunctionType):
-        return f"{value.__qualname__} {source_of(value.__code__)}"
-    if isinstance(value, type):
-        return value.__qualname__
-    name = type(value).__qualname__
-    if isinstance(value, nn.Module):
-        return f"{name} {_facts_of_weights(value)}"
-    if depth == 0:
-        return name
-    contents: Any = None
-    if isinstance(value, functools.partial):
-        contents = [value.func, *value.args, value.keywords]
-    elif isinstance(value, (list, tuple)):
-        contents = value[:MAX_LENGTH]
-    elif isinstance(value, dict):
-        contents = list(value.items())[:MAX_LENGTH]
-    if contents is not None:
-        return [name, *[_comparable(each, depth - 1) for each in contents]]
-    if not is_of_user(type(value)):
-        return f"{name} {shown_without_address(value)}"
-    attributes = getattr(value, "__dict__", {})
-    compared = {}
-    for key, each in attributes.items():
-        if _is_compared(key):
-            compared[key] = _comparable(each, depth - 1)
-    return [name, compared]
-
-
-def _is_set_by_methods(instance: Any, name: str, after: Mapping[str, Any]) -> bool:
-    """Return True for an added fact of an attribute that a method of its object's class sets.
-
-    Args:
-        instance: The object.
-        name: Name of the fact. Facts of weights are never set by methods.
-        after: The facts of a new object.
-    """
-    path = name.removeprefix(_CLASS_OF).removeprefix(_HOOKS_OF)
-    if isinstance(instance, nn.Module) and name in _facts_of_weights(instance):
-        return False
-    parts = _parts_of(instance)
-    while path:
-        owner, _, attribute = path.rpartition(".")
-        if owner in parts and class_sets(type(parts[owner]), attribute):
-            return True
-        # A method may set a whole submodule, with its attributes.
-        if f"{_CLASS_OF}{owner}" in after:
-            return False
-        path = owner
-    return False
+    made = []
+    for seed in (0, 1):
+        with preserve_rng_state(seed=seed):
+            try:
+                made.append(cls(**arguments))
+            except Exception as error:
+                why = f"{cls.__name__} with its arguments fails: {type(error).__name__}: {error}"
+                raise _cannot_rebuild(section, cls, why) from error
+    difference = compare_objects(instance, *made)
+    if difference.reason:
+        raise _cannot_rebuild(section, cls, difference.reason)
+    return difference.unused

@@ -159,7 +159,7 @@ def test_local_classes_are_named_with_the_command_that_needs_a_module(run_config
         lambda lr=0.1: advised_user.Module(lr), advised_user.Data, GOAL, [16], SPACE, name="mine"
     )
     notes = capsys.readouterr().err
-    assert "lit_dps_objects.model_" in notes and "lit-dps fit --of mine" in notes
+    assert "lit_dps_objects.model." in notes and "lit-dps fit --of mine" in notes
     assert "fit.yaml" not in notes
     study("importable")
     assert "lit-dps fit" not in capsys.readouterr().err

@@ -260,7 +260,7 @@ def test_compare_names_added_and_removed_keys():
 
 
 def test_the_remedy_for_a_former_digest_is_another_name():
-    former, present = "lit_dps_objects.model_01234567", "lit_dps_objects.model_89abcdef"
+    former, present = "lit_dps_objects.model_01234567", "lit_dps_objects.model"
     [changed_code] = compare({"model": {"class_path": former}}, {"model": {"class_path": present}})
     [changed_class] = compare({"model": {"class_path": "a.B"}}, {"model": {"class_path": present}})
     assert "model.class_path" in remedy_of([changed_class, changed_code])

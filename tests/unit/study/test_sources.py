@@ -145,9 +145,8 @@ def main_with(monkeypatch, tmp_path, name: str, code: str, file: bool) -> dict[s
     exec(compile(code, str(path), "exec"), vars(module))
     monkeypatch.setitem(sys.modules, "__main__", module)
     config = {"model": {"class_path": "__main__.Net"}, "study": {"grid": {"a": [1]}}}
-    return {
-        key: value for key, value in source_hashes(config).items() if key.startswith("__main__")
-    }
+    hashes = source_hashes(config, is_start=True)
+    return {key: value for key, value in hashes.items() if key.startswith("__main__")}
 
 
 CLASS = "class Net:\n    def forward(self, x):\n        return 2 * x\n"
@@ -163,11 +162,54 @@ def test_a_class_of_the_script_is_hashed_by_itself(monkeypatch, tmp_path):
     assert changed(one, edited) == ["__main__.Net"]
 
 
-def test_a_class_without_a_source_is_unknown(monkeypatch, tmp_path):
-    assert main_with(monkeypatch, tmp_path, "gone.py", CLASS, file=False) == {
-        "__main__.Net": UNKNOWN
-    }
+def test_a_class_without_a_source_has_the_hash_of_its_byte_code(monkeypatch, tmp_path):
+    one = main_with(monkeypatch, tmp_path, "gone.py", CLASS, file=False)
+    again = main_with(monkeypatch, tmp_path, "gone.py", CLASS, file=False)
+    other = main_with(monkeypatch, tmp_path, "gone.py", CLASS.replace("2", "3"), file=False)
+    assert one == again and changed(one, other) == ["__main__.Net"]
     assert changed({"__main__.Net": UNKNOWN}, {"__main__.Net": ["1"]}) == []
+
+
+SCRIPT = """
+import time
+WIDTH = 3
+UNUSED = 1
+START = time.time()
+class Block:
+    depth = 1
+    def grow(self):
+        \"\"\"Grows.\"\"\"
+        return helper()
+def helper():
+    return WIDTH + START
+class Base:
+    rate = 1
+class Net(Base):
+    def __init__(self):
+        self.block = Block()
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "names"),
+    [
+        ("WIDTH = 3", "WIDTH = 4", ["__main__.WIDTH"]),
+        ("depth = 1", "depth = 2", ["__main__.Block"]),
+        ("rate = 1", "rate = 2", ["__main__.Base"]),
+        ("WIDTH + START", "WIDTH - START", ["__main__.helper"]),
+        ("self.block = Block()", "self.block = Block", ["__main__.Net"]),
+        ("UNUSED = 1", "UNUSED = 2", []),
+        ("Grows.", "Returns the width.", []),
+        ("import time", "import time  # a comment", []),
+    ],
+)
+def test_what_a_class_of_the_script_uses_is_hashed_by_its_own_name(
+    monkeypatch, tmp_path, old, new, names
+):
+    one = main_with(monkeypatch, tmp_path, "one.py", SCRIPT, file=True)
+    other = main_with(monkeypatch, tmp_path, "two.py", SCRIPT.replace(old, new), file=True)
+    assert changed(one, other) == names
+    assert one["__main__.START"] == UNKNOWN and "__main__.UNUSED" not in one
 
 
 def test_code_that_is_not_what_the_command_began_with_is_refused():

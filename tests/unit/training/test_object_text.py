@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import linecache
 import logging
 import re
 import subprocess
@@ -10,17 +11,19 @@ import sys
 import threading
 import typing
 from collections import UserDict, UserList
+from enum import Enum
 from os import environ
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import pandas
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
-from lit_dps.training.object_text import describe
+from lit_dps.core.environment import UNKNOWN
+from lit_dps.training.object_text import code_hashes, describe
 
 SCRIPT = """
 import dataclasses, functools
@@ -56,10 +59,10 @@ FACTORIES = {
 
 
 def text_in_script(factory: str, width: int = 3, depth: int = 1, size: int = 3) -> str:
-    """The text of a factory that a script defines."""
+    """The hashes of a factory that a script defines, and of what its code reads."""
     names = {"__name__": "__main__"}
     exec(SCRIPT.format(width=width, depth=depth), names)
-    return describe(eval(factory.format(size=size), names)).text
+    return str(code_hashes(eval(factory.format(size=size), names), "model"))
 
 
 @pytest.mark.parametrize("factory", FACTORIES.values(), ids=list(FACTORIES))
@@ -159,17 +162,18 @@ def test_texts_differ_by_values_in_partials_objects_methods_and_closures(value):
     ):
         one, same, other = describe(factory(64)), describe(factory(64)), describe(factory(128))
         assert one.text == same.text != other.text
-        assert one.opaque_part is None
+        assert one.opaque == ()
 
 
 def test_a_part_without_a_comparable_value_is_named():
     lock = threading.Lock()
-    assert describe(functools.partial(build, lock)).opaque_part == "args[0]"
-    assert describe(Make({"a": lock})).opaque_part == "_value[0]"
-    assert describe(Make(np.random.default_rng(0))).opaque_part == "_value"
-    assert describe(object()).opaque_part == ""
-    assert describe(Make(1)).opaque_part is None and describe(Stateless()).opaque_part is None
-    assert describe(lambda lr=0.1: lock).opaque_part is None
+    assert describe(Make({"a": lock})).opaque == ("_value[0]",)
+    assert describe(Make(np.random.default_rng(0))).opaque == ("_value",)
+    assert describe(object()).opaque == ("",)
+    assert describe(Make(1)).opaque == describe(Stateless()).opaque == ()
+    assert describe(lambda lr=0.1: lock, "model").opaque == ("model.lock",)
+    hashes = code_hashes(functools.partial(build, lock), "model")
+    assert hashes["model.args[0]"] == UNKNOWN and hashes["model"] != UNKNOWN
 
 
 def reader_of(value):
@@ -193,8 +197,8 @@ def test_a_container_of_a_library_whose_text_form_may_be_short_is_named():
     exec("class Short:\n    __len__ = lambda self: 3\n    __repr__ = lambda self: 'Short'", names)
     exec("class Cut:\n    __repr__ = lambda self: 'Cut(1, ..., 3)'", names)
     exec("class Whole:\n    __repr__ = lambda self: 'Whole(1)'", names)
-    for name, part in (("Short", "args[0]"), ("Cut", "args[0]"), ("Whole", None)):
-        assert describe(functools.partial(build, names[name]())).opaque_part == part
+    for name, parts in (("Short", ("args[0]",)), ("Cut", ("args[0]",)), ("Whole", ())):
+        assert describe(functools.partial(build, names[name]())).opaque == parts
 
 
 class Unread:
@@ -210,7 +214,7 @@ class Unread:
 @pytest.mark.parametrize("base", [UserDict, UserList])
 def test_a_collection_whose_elements_cannot_be_read_is_named(base):
     cls = type("Closed", (Unread, base), {"__module__": "json.closed", "__repr__": lambda _: "C"})
-    assert describe(Make(cls())).opaque_part == "_value"
+    assert describe(Make(cls())).opaque == ("_value",)
     assert describe(reader_of(cls())).text == describe(reader_of(cls())).text
 
 
@@ -226,8 +230,8 @@ def test_a_collection_whose_elements_cannot_be_read_is_named(base):
 def test_a_table_with_an_address_in_a_cell_is_named(table):
     one, other = reader_of(table(object())), reader_of(table(object()))
     assert describe(one).text == describe(other).text
-    assert describe(Make(table(object()))).opaque_part == "_value"
-    assert describe(Make(table((1, 2)))).opaque_part is None
+    assert describe(Make(table(object()))).opaque == ("_value",)
+    assert describe(Make(table((1, 2)))).opaque == ()
     assert describe(Make(table((1, 2)))).text != describe(Make(table((1, 3)))).text
 
 
@@ -247,3 +251,116 @@ def test_an_object_that_contains_itself_has_a_text():
     other = Make(2)
     other.itself = [other]
     assert describe(item).text != describe(other).text
+
+
+def test_compiled_functions_are_named():
+    acts = (torch.relu, torch.tanh, nn.functional.gelu, np.tanh, np.mean, max, torch.Tensor.relu)
+    texts = [describe(functools.partial(build, act)) for act in acts]
+    assert len({each.text for each in texts}) == len(acts)
+    assert all(each.opaque == () for each in texts)
+    [one, other] = [describe(functools.partial(build, {width: 1}.get)) for width in (1, 2)]
+    assert one.text != other.text
+
+
+class Body(nn.Module):
+    def __init__(self, **settings):
+        super().__init__()
+        vars(self).update(settings)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (nn.functional.relu, nn.functional.gelu),
+        (torch.relu, torch.tanh),
+        ({"rate": 1}, {"rate": 2}),
+        (Enum("Mode", {"A": 1}).A, Enum("Mode", {"A": 2}).A),
+        (Make(1), Make(2)),
+    ],
+)
+def test_a_module_is_described_by_its_settings(one, other):
+    text = describe(reader_of(Body(act=one)), "model").text
+    assert describe(reader_of(Body(act=one)), "model").text == text
+    assert describe(reader_of(Body(act=other)), "model").text != text
+    used = Body(act=one)
+    used(1)
+    described = describe(reader_of(used), "model")
+    assert described.text == text and described.opaque == ("model.value.calls",)
+
+
+def test_a_lambda_is_described_by_its_whole_expression_and_by_nothing_else():
+    hashes = []
+    for code in (
+        "f = (lambda x=1:\n    x + 1)",
+        "f = (lambda x=1:\n    x + 2)",
+        "f = (lambda x=1:  x  +  2); y = 3",
+        "g, f = lambda x=1: x + 1, lambda x=1: x + 2",
+        "h = lambda: (lambda x=1: x + 2); f = h()",
+    ):
+        name = f"<cell {len(hashes)}>"
+        linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
+        names: dict = {"__name__": "__main__"}
+        exec(compile(code, name, "exec"), names)
+        hashes.append(describe(names["f"]).text)
+    assert hashes[0] != hashes[1] and len({*hashes[1:]}) == 1
+
+
+def test_of_an_object_the_attributes_that_code_reads_are_described():
+    args = SimpleNamespace(width=3, trials=8, nested={"depth": 1, "other": 1})
+
+    def hashes():
+        names = {"args": args, "len": len, "__name__": "__main__"}
+        code = "f = lambda: (args.width, args.nested['depth'])"
+        exec(code, names)
+        return code_hashes(names["f"], "model")
+
+    before = hashes()
+    args.trials, args.nested["other"] = 16, 2
+    assert hashes() == before
+    args.nested["depth"] = 2
+    after = hashes()
+    changed = [name for name in after if after[name] != before[name]]
+    assert changed == ["__main__.args.nested['depth']"]
+    assert "__main__.args.width" in after
+
+    def whole():
+        return dict(vars(args))
+
+    text = describe(whole).text
+    args.trials = 32
+    assert describe(whole).text != text
+
+
+class Cached(Dataset):
+    def __init__(self, scale):
+        self.scale = scale
+        self.cache = {}
+        self.file = None
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, i):
+        self.file = threading.Lock()
+        self.cache[i] = self.scale * i
+        return self.cache[i]
+
+
+def test_a_data_set_is_described_without_what_reading_it_changes():
+    data = Cached(2)
+    before = describe(reader_of(data))
+    data[1]
+    assert describe(reader_of(data)) == before and before.opaque == ()
+    assert describe(reader_of(Cached(3))).text != before.text
+
+
+def test_a_long_set_has_the_same_text_in_every_order():
+    elements = [(i, str(i)) for i in range(3000)]
+    text = describe(Make(set(elements))).text
+    assert describe(Make(set(reversed(elements)))).text == text
+    assert describe(Make({*elements[1:], (0, "1")})).text != text

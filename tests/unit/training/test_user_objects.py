@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import random
+import time
 from enum import Enum
 
 import pytest
@@ -10,12 +12,14 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
+from torch.utils.data import TensorDataset
 from torchmetrics import MeanMetric
 
 import lit_dps
 from lit_dps.advice import run as advising_run
+from lit_dps.core.environment import SOURCES, changed_parts
 from lit_dps.core.trial import Cell, Trial
-from lit_dps.training.user_objects import OBJECTS, batch_size_key, config_of
+from lit_dps.training.user_objects import OBJECTS, batch_size_key, config_of, hashes_of_class
 from lit_dps.training.workload import Workload
 from tests.e2e import advised_user
 from tests.support.errors import refuses
@@ -206,7 +210,7 @@ class Transformed(LightningDataModule):
         (lambda net: setattr(net, "criterion", nn.L1Loss()), "the class of criterion"),
         (lambda net: setattr(net, "active", nn.Sigmoid()), "the class of active"),
         (lambda net: setattr(net, "gate", nn.functional.gelu), "gate"),
-        (lambda net: setattr(net, "noise", torch.rand(3)), "noise"),
+        (lambda net: setattr(net, "noise", torch.rand(3)), "the shape of noise"),
         (lambda net: setattr(net, "cooling", 2.0), "cooling"),
         (lambda net: setattr(net, "temperature", 2.0), "temp"),
         # A text of a method that is no beginning of a name: the "a" of `start("a")`.
@@ -251,6 +255,119 @@ def test_a_lazy_layer_is_compared_as_long_as_it_has_no_shape():
     assert "layer.weight of the object is (4, 2)" in refused.value.allowed
 
 
+class Builtin(LightningModule):
+    def __init__(self, lr: float = 0.1):
+        super().__init__()
+        self.lr = lr
+        self.act = torch.relu
+        self.ratio = float("nan")
+        self.files = [3, 1, 2, 4, 5, 6, 7, 8]
+        random.shuffle(self.files)
+        self.start = time.perf_counter()
+        self._scale = 1.0
+
+
+def test_a_compiled_function_and_a_private_attribute_are_compared_and_random_values_are_not():
+    net = Builtin()
+    note = config_of("model", net).note
+    assert "not use these attributes of the object: weights, files, start." in note
+    for name, value in (("act", torch.tanh), ("_scale", 2.0), ("files", [1]), ("ratio", 1.0)):
+        net = Builtin()
+        setattr(net, name, value)
+        with refuses("model", "Builtin") as refused:
+            config_of("model", net)
+        assert f"{name} of the object is" in refused.value.allowed
+
+
+class Trained(LightningModule):
+    def __init__(self, lr: float = 0.1):
+        super().__init__()
+        self.lr = lr
+        self.layer = nn.Linear(2, 2)
+        self.losses = []
+        self.best = 0.0
+        self.counts = {}
+        self.temperature = 1.0
+        self.skip = []
+
+    def configure_model(self) -> None:
+        self.head = nn.Linear(2, 1)
+
+    def setup(self, stage: str) -> None:
+        self.register_buffer("mean", torch.zeros(2))
+
+    def forward(self, x):
+        return self.layer(x) / self.temperature * len(self.skip)
+
+    def training_step(self, batch, batch_idx):
+        self._count(batch)
+        self.losses.append(1.0)
+
+    def _count(self, batch):
+        self.counts["batches"] = 1
+
+    def on_validation_epoch_end(self) -> None:
+        self.best = 0.9
+
+    def heat(self, temperature: float) -> None:
+        self.temperature = temperature
+        self.extra = 1
+
+
+def test_values_that_training_stores_are_no_difference_and_those_of_the_user_are():
+    net = Trained()
+    net.configure_model()
+    net.setup("fit")
+    net.training_step(None, 0)
+    net.on_validation_epoch_end()
+    note = config_of("model", net).note
+    assert note.endswith("attributes of the object: weights, losses, best, counts, mean, head.")
+    for change, name in (
+        (lambda net: net.heat(2.0), "temperature"),
+        (lambda net: net.skip.append(1), "skip"),
+        (lambda net: setattr(net, "lr", 0.2) or setattr(net, "extra", 1), "extra"),
+    ):
+        net = Trained()
+        change(net)
+        with refuses("model", "Trained") as refused:
+            config_of("model", net)
+        assert f"{name} of the object is" in refused.value.allowed
+
+
+class PrivateScale:
+    def __init__(self, factor: float):
+        self._factor = factor
+        self.calls = 0
+
+    def __call__(self, x):
+        self.calls += 1
+        return self._factor * x
+
+
+class Prepared(LightningDataModule):
+    def __init__(self, bs: int = 8):
+        super().__init__()
+        self.bs = bs
+        self.data_train = None
+        self.transform = PrivateScale(0.5)
+
+    def setup(self, stage: str) -> None:
+        self.data_train = TensorDataset(torch.ones(3))
+        self.transform(1)
+
+
+def test_a_data_module_that_was_used_is_taken_and_its_private_factor_is_compared():
+    data = Prepared()
+    assert config_of("data", data).note == ""
+    data.setup("fit")
+    note = config_of("data", data).note
+    assert "new Prepared(bs=8)" in note and "data_train, transform.calls." in note
+    data.transform = PrivateScale(0.7)
+    with refuses("data", "Prepared") as refused:
+        config_of("data", data)
+    assert "transform._factor of the object is 0.7" in refused.value.allowed
+
+
 def test_a_data_module_with_another_transform_is_refused():
     data = Transformed()
     assert config_of("data", data).config["init_args"] == {"bs": 8}
@@ -258,7 +375,7 @@ def test_a_data_module_with_another_transform_is_refused():
         data.transform = transform
         with refuses("data", "Transformed") as refused:
             config_of("data", data)
-        assert "transform of the object" in refused.value.allowed
+        assert "but transform" in refused.value.allowed
     data.transform = Scale(0.5)
     data.folds = 3
     with refuses("data", "Transformed"):
@@ -277,7 +394,7 @@ def test_classes_and_partials():
         pass
 
     path = config_of("model", Local).config["class_path"]
-    assert path.startswith(f"{OBJECTS}.Local_")
+    assert path == f"{OBJECTS}.Local"
     assert isinstance(made({"class_path": path}, 0.2), Local)
 
 
@@ -287,10 +404,13 @@ def test_a_function_makes_a_new_object_with_the_values_of_the_trial():
     one, other = made(given, 0.25), made(given, 0.5)
     assert type(one) is Holds and one.hparams.lr == 0.25 and other.hparams.lr == 0.5
     assert one.network is not other.network and one.network.in_features == 7
-    # Another value in the function is another configuration, which stored advice refuses.
+    # Another value in the function is other code, which stored advice refuses.
+    before = hashes_of_class(given["class_path"])
     width = 8
     again = config_of("model", lambda lr=0.1: Holds(nn.Linear(width, 2), lr)).config
-    assert again["class_path"] != given["class_path"]
+    after = hashes_of_class(again["class_path"])
+    assert again == given == {"class_path": f"{OBJECTS}.model"}
+    assert changed_parts([{SOURCES: before}], {SOURCES: after}, SOURCES) == ["model"]
     wrong = config_of("model", lambda lr=0.1: nn.Linear(2, 2)).config
     with refuses("model"):
         made(wrong, 0.1)
@@ -346,7 +466,7 @@ def test_advice_for_objects_is_that_of_the_command(tmp_path, monkeypatch, capsys
     )
     assert advice.name == "objects" and advice.source == "measured" and advice.exit_code == 3
     assert not len(advice.table) and advice.to_dict()["goal"] == "goal error 0.05"
-    assert "Only this script or notebook knows lit_dps_objects.model_" in capsys.readouterr().err
+    assert "Only this script or notebook knows lit_dps_objects.model." in capsys.readouterr().err
     with refuses("--budget"):
         lit_dps.advise(advised_user.Module, advised_user.Data, goal=goal, method="branch")
     with refuses("foo"):
