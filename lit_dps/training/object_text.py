@@ -125,7 +125,7 @@ class _Describer:
         if isinstance(item, functools.partial):
             function = item.func
         if isinstance(function, types.FunctionType):
-            texts = [self._function(function, name)]
+            texts = [self._function(function, name, is_whole=True)]
             if function is not item:
                 parts = {"args": item.args, "keywords": item.keywords}
                 texts.append(self._parts(parts.items(), name))
@@ -255,37 +255,47 @@ class _Describer:
             )
         return f"built-in {item.__name__}" + self._parts({"self": owner}.items(), name)
 
-    def _function(self, function: types.FunctionType, name: str) -> str:
-        """Return the code of a function and the values that it holds; add the globals it reads."""
+    def _function(self, function: types.FunctionType, name: str, is_whole: bool = False) -> str:
+        """Return the code of a function and the values that it holds; add what it reads.
+
+        It reads the globals of the script or notebook. If `is_whole`, the values of its closure
+        count among them, so that they have names.
+        """
         code = function.__code__
         module = function.__globals__.get("__name__", "")
         wrapped = getattr(function, "__wrapped__", None)
         if wrapped is not None and not _is_users_module(module):
             # The wrapper of a library's decorator. The code of `wrapped` begins with the decorator.
             return code.co_qualname + self._parts({"wrapped": wrapped}.items(), name)
-        texts = [code_text(code, self._is_tree)]
         held: dict[str, Any] = {
             "defaults": function.__defaults__,
             "keyword defaults": function.__kwdefaults__,
         }
         outer = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+        names = []
         for read in values_read(code):
             if read.name == "__class__":  # the class that defines a method, for super()
                 continue
             if read.name in outer:
                 with suppress(ValueError):  # an empty cell
                     value, path = follow(outer[read.name].cell_contents, read.path)
-                    held[f"{read.name}{path}"] = value
+                    if is_whole:
+                        names.append(f"{name}.{read.name}{path}")
+                        self._add_read(names[-1], value)
+                    else:
+                        held[f"{read.name}{path}"] = value
             elif read.name in function.__globals__ and _is_users_module(module):
                 value, path = follow(function.__globals__[read.name], read.path)
                 if isinstance(value, types.ModuleType) or _is_found_by_path(value):
                     held[f"{read.name}{path}"] = value
-                elif is_set_by_clock(sys.modules.get(module), read.name):
-                    self.opaque.append(f"{_module_name(module)}.{read.name}")
+                    continue
+                names.append(f"{_module_name(module)}.{read.name}{path}")
+                if is_set_by_clock(sys.modules.get(module), read.name):
+                    self.opaque.append(names[-1])
                 else:
-                    self._add_read(f"{_module_name(module)}.{read.name}{path}", value)
-        texts.append(self._parts(sorted(held.items()), name))
-        return repr(texts)
+                    self._add_read(names[-1], value)
+        texts = [code_text(code, self._is_tree), self._parts(sorted(held.items()), name)]
+        return repr([*texts, *sorted(names)])
 
     def _add_read(self, path: str, value: Any) -> None:
         """Describe a function, class or value of the script, unless it is described already."""

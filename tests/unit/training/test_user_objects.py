@@ -410,7 +410,7 @@ def test_a_function_makes_a_new_object_with_the_values_of_the_trial():
     again = config_of("model", lambda lr=0.1: Holds(nn.Linear(width, 2), lr)).config
     after = hashes_of_class(again["class_path"])
     assert again == given == {"class_path": f"{OBJECTS}.model"}
-    assert changed_parts([{SOURCES: before}], {SOURCES: after}, SOURCES) == ["model"]
+    assert changed_parts([{SOURCES: before}], {SOURCES: after}, SOURCES) == ["model.width"]
     wrong = config_of("model", lambda lr=0.1: nn.Linear(2, 2)).config
     with refuses("model"):
         made(wrong, 0.1)
