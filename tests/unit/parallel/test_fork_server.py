@@ -83,15 +83,14 @@ def test_each_has_the_environment_of_its_start_and_no_ctrl_c(monkeypatch, tmp_pa
 def import_all(sent) -> None:
     import lit_dps.study.workers
 
-    sent.send(lit_dps.study.workers.__name__)
+    assert lit_dps.study.workers.__name__ in sys.modules
+    sent.send(time.process_time())  # its own CPU seconds since the fork, also on a busy machine
 
 
 def test_only_the_first_start_takes_seconds():
     processes.start_server(import_all, warm_up)  # whose module imports all that trains
     told(import_all)
-    begin = time.monotonic()
-    told(import_all)
-    assert time.monotonic() - begin < 2
+    assert told(import_all) < 2
 
 
 def train(sent, threads: int) -> None:
