@@ -1,6 +1,7 @@
 """One thread for every test, as trials have it: results do not depend on the machine, and busy
 cores do no harm."""
 
+import compileall
 import gc
 import itertools
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import lit_dps
 from lit_dps.parallel.process import keep_freed_memory
 from tests.support import golden as golden_files
 from tests.support import installed, pictures, schema
@@ -41,13 +43,17 @@ if (
 ):
     os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
 
+# Processes that tests start find the package compiled, also where Python may not write bytecode.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    compileall.compile_dir(Path(lit_dps.__file__).parent, quiet=2)
+
 os.environ.setdefault("LIT_DPS_STEP_TIMING", "0")  # seconds at the end of every study
 torch.set_num_threads(1)
 keep_freed_memory()  # as the commands do
 schema.use_copies()
 installed.look_up_once()
-pictures.use_placeholders()
-os.environ.setdefault(pictures.KEY, "1")
+pictures.use_placeholders(are_made=False)
+os.environ.setdefault(pictures.KEY, pictures.NONE)
 TABLES = tempfile.TemporaryDirectory(prefix="lit_dps-tables-")
 os.environ.setdefault(
     schema.KEY, f"{TABLES.name}/mlflow.db"
@@ -112,7 +118,10 @@ def one_thread():
 @pytest.fixture(autouse=True)
 def drawn_pictures(request, monkeypatch):
     """Draw the pictures of figures in tests that are about them."""
-    if request.node.get_closest_marker("pictures"):
+    mark = request.node.get_closest_marker("pictures")
+    if mark and mark.args:
+        monkeypatch.setenv(pictures.KEY, ",".join(mark.args))
+    elif mark:
         monkeypatch.delenv(pictures.KEY, raising=False)
 
 

@@ -62,7 +62,7 @@ def main() -> None:
         import_module(f"lit_dps.cli.{name}")
     import_module("tests.support.schema").use_copies()
     import_module("tests.support.installed").look_up_once()
-    import_module("tests.support.pictures").use_placeholders()
+    import_module("tests.support.pictures").use_placeholders(are_made=True)
     for name in LATER:
         import_module(name)
     import_module("sqlalchemy.orm").configure_mappers()

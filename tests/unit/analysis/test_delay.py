@@ -212,6 +212,7 @@ def test_the_report_has_the_separate_laws_beside_the_joint_one():
     assert float(by_delay[8][-1].rstrip("%")) > 15
 
 
+@pytest.mark.pictures("delay")
 def test_table_report_and_figure(tmp_path, golden):
     found = study(lambda b, tau: 4e4 / b + 60 / stable_share(tau), spread=(1.0, 1.2))
     table = found.delays

@@ -157,6 +157,7 @@ def test_bounds_are_told_as_such():
     assert "<= 4" in text and "<= 1" in text
 
 
+@pytest.mark.pictures("local")
 def test_its_figure_and_file(tmp_path):
     found = study(FLAT_THEN_UP)
     left, right = drawn(FIGURE, found).axes

@@ -38,6 +38,7 @@ def figure(tmp_path, monkeypatch):
     file = folder / "my_figure.py"
     file.write_text(files_of_page()["my_figure.py"])
     monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # an edit may come within a second
     yield file
     sys.modules.pop("my_figure", None)
 
@@ -53,7 +54,7 @@ def widths(folder: Path) -> list[float]:
     return inches
 
 
-@pytest.mark.pictures
+@pytest.mark.pictures("success")
 def test_a_figure_is_written_shown_in_the_page_and_plotted(study, figure, tmp_path):
     folder = tmp_path / "files"
     publish(study, folder)
@@ -72,7 +73,7 @@ def test_a_figure_is_written_shown_in_the_page_and_plotted(study, figure, tmp_pa
     assert page.stat().st_mtime_ns == before
 
 
-@pytest.mark.pictures
+@pytest.mark.pictures("success")
 def test_an_edited_figure_is_drawn_again_and_a_failing_one_costs_nothing(study, figure, tmp_path):
     folder = tmp_path / "files"
     publish(study, folder, figures=["my_figure"])
