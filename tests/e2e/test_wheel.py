@@ -50,6 +50,7 @@ def run(wheel: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[s
     """Run a command of the wheel in a folder."""
     environment = {key: value for key, value in os.environ.items() if key != "LIT_DPS_DATA"}
     environment |= {"PYTHONPATH": str(wheel), "OMP_NUM_THREADS": "1"}
+    environment["PYTHONDONTWRITEBYTECODE"] = ""  # the first command compiles the wheel for all
     return subprocess.run(
         [sys.executable, "-m", "lit_dps", *words],
         cwd=folder,
@@ -78,6 +79,7 @@ def test_the_wheel_has_every_file_of_the_package(wheel):
 
 
 @pytest.mark.slow
+@pytest.mark.long  # other tests have its files, and a command of it
 def test_a_study_runs_from_the_wheel_in_an_empty_folder(wheel, tmp_path):
     assert run(wheel, tmp_path, "--version").stdout == f"{lit_dps.__version__}\n"
     assert run(wheel, tmp_path, "configs", "quickstart").returncode == 0

@@ -91,7 +91,7 @@ def test_several_ranks_find_the_mask_and_k_of_one(cell, world, max_steps):
 def test_several_ranks_take_the_steps_of_one(cell, world):
     """In float64: in float32 an activation that rounding moves across a kink sets two runs apart by
     1e-6 and more."""
-    goal = {"error": 0.001, "check_interval": 16, "max_steps": 32, "early_reject": False}
+    goal = {"error": 0.001, "check_interval": 8, "max_steps": 8, "early_reject": False}
     precise, no_pass = {"precision": "64-true"}, {"method": "magnitude"}
     *_, curve, weights = on_ranks(1, train, cell, goal, precise, no_pass)[0]
     for _, _, others, theirs in on_ranks(world, train, cell, goal, precise, no_pass):

@@ -22,7 +22,12 @@ IDLE = [
 
 
 def by_trainer(name: str, options: dict) -> dict:
-    return {"trainer": {"callbacks": [{"class_path": LIGHTNING + name, "init_args": options}]}}
+    return all_by_trainer([(name, options)])
+
+
+def all_by_trainer(callbacks: list[tuple[str, dict]]) -> dict:
+    specs = [{"class_path": LIGHTNING + name, "init_args": init} for name, init in callbacks]
+    return {"trainer": {"callbacks": specs}}
 
 
 def by_module(name: str, options: dict) -> dict:
@@ -34,7 +39,15 @@ def rich_or_skip(name: str) -> None:
         pytest.importorskip("rich")
 
 
-@pytest.mark.parametrize("way", [by_trainer, pytest.param(by_module, marks=pytest.mark.long)])
+def test_several_that_watch_do_so_together(zoo):
+    outcome = zoo(**all_by_trainer(WORK), **ONE)
+    assert_works(outcome)
+    for result in outcome.results:
+        assert {name for name, _ in WORK} <= set(outcome.audit(result).callbacks)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", [by_trainer, by_module])
 @pytest.mark.parametrize(("name", "options"), WORK, ids=[name for name, _ in WORK])
 def test_those_that_watch(zoo, way, name, options):
     outcome = zoo(**way(name, options), **ONE)
@@ -44,13 +57,27 @@ def test_those_that_watch(zoo, way, name, options):
     )
 
 
-@pytest.mark.parametrize("way", [by_trainer, pytest.param(by_module, marks=pytest.mark.long)])
+# A trainer has one progress bar.
+@pytest.mark.parametrize("bar", ["TQDMProgressBar", "RichProgressBar"])
+def test_several_that_would_save_or_draw_do_nothing_together(zoo, bar):
+    rich_or_skip(bar)
+    others = [each for each in IDLE if not each[0].endswith("ProgressBar")]
+    chosen = others if bar.startswith("Rich") else []
+    outcome = zoo(**all_by_trainer([*chosen, (bar, dict(IDLE)[bar])]), **ONE)
+    assert_nothing_saved_or_drawn(outcome)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", [by_trainer, by_module])
 @pytest.mark.parametrize(
     ("name", "options"), IDLE, ids=["summary", "best", "periodic", "bar", "rich bar"]
 )
 def test_those_that_would_save_or_draw_do_nothing(zoo, way, name, options):
     rich_or_skip(name)
-    outcome = zoo(**way(name, options), **ONE)
+    assert_nothing_saved_or_drawn(zoo(**way(name, options), **ONE))
+
+
+def assert_nothing_saved_or_drawn(outcome) -> None:
     assert_works(outcome)
     assert list(outcome.folder.rglob("*.ckpt")) == [] and not (outcome.folder / "kept").exists()
     assert (

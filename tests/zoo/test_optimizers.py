@@ -14,8 +14,12 @@ NEVER = {"monitor": "val_loss", "error": 1e-6}
 
 @pytest.mark.parametrize(
     "every",
-    [{}, {"critic_every": 3}, {"critic_every": 1, "classifier_every": 4}],
-    ids=["both in each batch", "the critic now and then", "the classifier now and then"],
+    [
+        # A test below has both in each batch too.
+        pytest.param({}, id="both in each batch", marks=pytest.mark.long),
+        pytest.param({"critic_every": 3}, id="the critic now and then"),
+        pytest.param({"critic_every": 1, "classifier_every": 4}, id="the classifier now and then"),
+    ],
 )
 def test_two_optimizers(zoo, every):
     outcome = zoo(spec("optimizers.Adversarial", **every), pruning=MAGNITUDE, goal=NEVER)
@@ -50,7 +54,7 @@ def test_an_optimizer_that_evaluates_the_loss_itself_takes_no_stale_gradient_and
     )
 
 
-@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+@pytest.mark.parametrize("optimizer", ["SGD", pytest.param("AdamW", marks=pytest.mark.long)])
 def test_an_optimizer_and_a_schedule_by_class_path(zoo, optimizer):
     model = spec(
         "foreign.GivenOptimizer",

@@ -7,7 +7,7 @@ import pytest
 from tests.zoo.run import spec
 from tests.zoo.verify import assert_refused, assert_works
 
-NEVER = {"monitor": "val_loss", "error": 1e-6, "max_steps": 20}
+NEVER = {"monitor": "val_loss", "error": 1e-6, "max_steps": 10}
 SPARSE = {"goal": NEVER, "batch_sizes": [16], "sparsities": [0.8]}
 
 
@@ -17,14 +17,9 @@ def kept(outcome) -> set[str]:
     return set(result.kept)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "Tied",
-        "BatchNorm",
-        *(pytest.param(name, marks=pytest.mark.long) for name in ("Embedded", "Attentive")),
-    ],
-)
+# Other tests have Tied and BatchNorm.
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["Tied", "BatchNorm", "Embedded", "Attentive"])
 def test_networks_of_all_kinds(zoo, name):
     assert_works(zoo(f"parts.{name}", goal=NEVER))
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
-from tests.zoo.run import spec
+from tests.zoo.run import spec, study
 from tests.zoo.verify import assert_refused, assert_works
 
-NEVER = {"monitor": "val_loss", "error": 1e-6, "max_steps": 20}
+NEVER = {"monitor": "val_loss", "error": 1e-6, "max_steps": 10}
 MOVES = ["WithLookahead", "WithLBFGS", "ClippedWeights"]
 MORE = ["WithDecay", "WeightNoise", "GradientNoise", "MaxNorm"]
+
+
+@pytest.fixture
+def zoo(tmp_path):
+    """Runs a study whose networks are all pruned; test_plain.py has dense ones."""
+    return partial(study, tmp_path, sparsities=[0.8])
 
 
 @pytest.mark.parametrize(
@@ -41,7 +49,7 @@ def test_manual_optimization(zoo, tells, method):
     )
 
 
-@pytest.mark.parametrize("tells", [False, True])
+@pytest.mark.parametrize("tells", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_manual_optimization_has_no_loss_for_snip(zoo, tells):
     assert_refused(
         zoo(spec("optimizers.Manual", tells=tells)),
@@ -55,7 +63,10 @@ def test_manual_optimization_needs_no_pruning(zoo):
     assert_works(zoo("optimizers.Manual", sparsities=[0.0]))
 
 
-@pytest.mark.parametrize("model", ["optimizers.Teacher", "passes.MovingTeacher"])
+# test_pruning_pass.py has passes.MovingTeacher too.
+@pytest.mark.parametrize(
+    "model", ["optimizers.Teacher", pytest.param("passes.MovingTeacher", marks=pytest.mark.long)]
+)
 def test_a_teacher_has_the_zeros_of_its_student(zoo, model):
     outcome = zoo(model, goal=NEVER, copies={"teacher.": "student."})
     assert_works(outcome)

@@ -5,16 +5,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from tests.zoo.run import spec
+from tests.zoo.run import spec, study
 from tests.zoo.verify import assert_refused, assert_works
 
 STEPS, TRAIN = 40, 160
 NEVER = {"monitor": "val_loss", "error": 1e-6}
+
+
+@pytest.fixture
+def zoo(tmp_path):
+    """Runs a study whose networks are all pruned; test_plain.py has dense ones."""
+    return partial(study, tmp_path, sparsities=[0.8])
 
 
 def rates(make: Callable, lr: float, every: int = 1) -> list[float]:
@@ -57,7 +64,11 @@ def test_a_cosine_over_the_budget_of_steps(zoo):
 
 
 @pytest.mark.parametrize(
-    "batch_sizes", [[8, 32], [24, 64]], ids=["whole epochs", "the last one is cut"]
+    "batch_sizes",
+    [
+        pytest.param([8, 32], id="whole epochs", marks=pytest.mark.long),
+        pytest.param([24, 64], id="the last one is cut"),
+    ],
 )
 def test_a_cosine_over_the_budget_in_epochs(zoo, batch_sizes):
     def expected(lr: float, epoch: int) -> list[float]:

@@ -65,8 +65,15 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_study_of_objects_has_the_trials_of_the_study_of_a_file():
-    by_file = lit_dps.run(config("file"))
+@pytest.fixture(scope="module")
+def by_file(tmp_path_factory) -> lit_dps.Study:
+    """The study of a file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("file"))
+        return lit_dps.run(config("file"))
+
+
+def test_a_study_of_objects_has_the_trials_of_the_study_of_a_file(by_file):
     by_objects = study("objects")
     assert by_objects.cells.equals(by_file.cells)
     columns = ["batch_size", "point", "status", "steps", "lr"]
@@ -80,14 +87,14 @@ def test_a_study_of_objects_has_the_trials_of_the_study_of_a_file():
     assert len(study("objects", trials=3, space={"model.lr": box}).trials) == 6
 
 
-def test_sections_may_be_objects_of_their_classes():
+def test_sections_may_be_objects_of_their_classes(by_file):
     given = config("classes")
     section = given["study"]
     given["study"] = lit_dps.StudyConfig(**section)
     given["goal"] = lit_dps.GoalConfig(**GOAL)
     given["storage"] = lit_dps.StorageConfig(folder="runs")
     by_classes = lit_dps.run(given)
-    assert by_classes.cells.equals(lit_dps.run(config("file")).cells)
+    assert by_classes.cells.equals(by_file.cells)
     assert by_classes.analysis.record.name == "classes"
 
 

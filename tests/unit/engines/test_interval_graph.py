@@ -6,6 +6,7 @@ A CPU has no graphs. Here work is captured as a function that does it again, on 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
@@ -71,9 +72,21 @@ def graphed(monkeypatch) -> list[GraphedSteps]:
     return made
 
 
-@pytest.mark.parametrize("order", ["authors", "per_trial"])
-@pytest.mark.parametrize("ahead", [1, 3])
-@pytest.mark.parametrize(("rule", "delay"), [("momentum", 2), ("adam", 0)])
+# Each value twice; the other half of the product is a long form.
+BRIEF = {("authors", 1, "momentum"), ("per_trial", 3, "momentum")}
+BRIEF |= {("authors", 3, "adam"), ("per_trial", 1, "adam")}
+PRODUCT = product(("authors", "per_trial"), (1, 3), (("momentum", 2), ("adam", 0)))
+
+
+@pytest.mark.parametrize(
+    ("order", "ahead", "rule", "delay"),
+    [
+        pytest.param(
+            order, m, *rule, marks=[] if (order, m, rule[0]) in BRIEF else pytest.mark.long
+        )
+        for order, m, rule in PRODUCT
+    ],
+)
 def test_graphs_train_as_steps_one_by_one(capture, graphed, order, ahead, rule, delay):
     used = workload(
         data={"order": order}, optimizer=rule, schedule="linear", decay_steps=60, end_factor=0.1

@@ -19,8 +19,21 @@ from tests.unit.engines.test_stack_rows import RATES, trials, workload
 
 GOAL = {"error": 0.3, "check_interval": 4, "max_steps": 80, "early_reject": True}
 CHUNK = 16  # so that checks of the 179 validation examples stop early
-LONG = [pytest.param(m, marks=pytest.mark.long) for m in (3, 8, 16)]
-AHEAD = [2, 7, 32, *LONG]  # intervals; 80 steps are 20 intervals
+AHEAD = [2, 3, 7, 8, 16, 32]  # intervals; 80 steps are 20 intervals
+SETTINGS = {
+    "plain": {},
+    "further": {"further": (0.4, 0.3), "metrics": ["val_loss"]},
+    "delay": {"optim": {"delay": 3}, "train_past_goal": True},
+    "readings": {"readings": ["gradient_norm", "examples"]},
+    "mean": {"goal": {"rule": "mean_of_checks", "options": {"checks": 3}}},
+}
+# The ends of a plain run, and of each run a number that does not divide its intervals.
+BRIEF = {("plain", 2), ("plain", 32), *((name, 7) for name in SETTINGS)}
+PAIRS = [
+    pytest.param(name, ahead, marks=[] if (name, ahead) in BRIEF else pytest.mark.long)
+    for name in SETTINGS
+    for ahead in AHEAD
+]
 
 
 @pytest.fixture(autouse=True)
@@ -37,20 +50,9 @@ def facts(results: list[TrialResult]) -> dict[tuple, dict]:
     return found
 
 
-@pytest.mark.parametrize("ahead", AHEAD)
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"further": (0.4, 0.3), "metrics": ["val_loss"]},
-        {"optim": {"delay": 3}, "train_past_goal": True},
-        {"readings": ["gradient_norm", "examples"]},
-        {"goal": {"rule": "mean_of_checks", "options": {"checks": 3}}},
-    ],
-    ids=["plain", "further", "delay", "readings", "mean"],
-)
-def test_results_are_those_of_one_interval_at_a_time(ahead, settings):
-    options = dict(settings)
+@pytest.mark.parametrize(("name", "ahead"), PAIRS)
+def test_results_are_those_of_one_interval_at_a_time(name, ahead):
+    options = dict(SETTINGS[name])
     goal = {**GOAL, **options.pop("goal", {})}
     if "rule" in goal:
         del goal["early_reject"]
@@ -66,7 +68,7 @@ def test_results_are_those_of_one_interval_at_a_time(ahead, settings):
     assert facts(found) == facts(expected)
 
 
-@pytest.mark.parametrize("ahead", [3, 32])
+@pytest.mark.parametrize("ahead", [3, pytest.param(32, marks=pytest.mark.long)])
 def test_rows_are_filled_again_and_a_race_ends_as_one_interval_at_a_time(ahead):
     asked = trials(Cell(16, 0.0), Cell(16, 0.9))
 
@@ -101,7 +103,7 @@ def test_rows_are_filled_again_and_a_race_ends_as_one_interval_at_a_time(ahead):
             assert ours.steps == theirs.steps, key
 
 
-@pytest.mark.parametrize("ahead", [1, 5])
+@pytest.mark.parametrize("ahead", [pytest.param(1, marks=pytest.mark.long), 5])
 def test_a_run_that_pauses_among_the_intervals_resumes_from_there(tmp_path, monkeypatch, ahead):
     monkeypatch.setattr("lit_dps.engines.run_group.MIN_SECONDS_WORTH_SAVING", 0.0)
     asked = trials(Cell(16, 0.5), rates=[0.01, 0.02, 0.0005])
@@ -117,7 +119,7 @@ def test_a_run_that_pauses_among_the_intervals_resumes_from_there(tmp_path, monk
     assert facts(resumed) == expected
 
 
-@pytest.mark.parametrize("ahead", [1, 5])
+@pytest.mark.parametrize("ahead", [pytest.param(1, marks=pytest.mark.long), 5])
 def test_an_interrupted_stack_resumes_after_its_last_intervals(tmp_path, monkeypatch, ahead):
     monkeypatch.setattr("lit_dps.engines.run_group.MIN_SECONDS_WORTH_SAVING", 0.0)
     asked = trials(Cell(16, 0.5), rates=[0.01, 0.0005])

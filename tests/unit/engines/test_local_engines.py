@@ -33,8 +33,18 @@ def trial(workers: int = 2, sparsity: float = 0.8, batch_size: int = 16, **local
     return Trial(Cell(batch_size, sparsity, others), 1, PARAMS)
 
 
-@pytest.mark.parametrize("lean", [True, False])
-@pytest.mark.parametrize("rule", ["momentum", "adam"])
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    ("rule", "lean"),
+    [
+        ("momentum", True),
+        ("adam", False),
+        pytest.param("momentum", False, marks=LONG),
+        pytest.param("adam", True, marks=LONG),
+    ],
+)
 def test_an_interrupted_trial_ends_as_an_unbroken_one(tmp_path, lean, rule):
     """After steps 4, 12 and 28: before the start, in a round, and in another."""
     model = {
@@ -79,7 +89,8 @@ def together(trial: Trial, rule: str) -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize(
-    ("world", "workers", "rule"), [(2, 2, "momentum"), (2, 4, "adam"), (3, 3, "sgd")]
+    ("world", "workers", "rule"),
+    [pytest.param(2, 2, "momentum", marks=LONG), (2, 4, "adam"), (3, 3, "sgd")],
 )
 def test_ranks_train_what_one_process_simulates(world, workers, rule):
     one = dataclasses.replace(trial(workers, batch_size=24), params={"model.learning_rate": 0.01})

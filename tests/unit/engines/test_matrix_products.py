@@ -74,7 +74,7 @@ def test_trials_end_as_alone_where_batches_are_small_enough_for_products(
     )
     asked = trials(Cell(20, 0.0), Cell(20, 0.9), rates=[0.05], momentum=0.8)
     ours, reference = both(
-        workload(network=RESNET, optimizer="nesterov"), asked, {**GOAL, "max_steps": 8}
+        workload(network=RESNET, optimizer="nesterov"), asked, {**GOAL, "max_steps": 4}
     )
     assert assert_conform(ours, reference, Goal.from_dict(GOAL), EXAMPLES) == []
     assert bool(taken) is at_all

@@ -111,7 +111,16 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
+REPEATED = {"gradients", "check"}  # other tests and faults fail at the same place
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(fault, id=name, marks=[pytest.mark.long] if name in REPEATED else [])
+        for name, fault in FAULTS.items()
+    ],
+)
 def test_the_stack_is_halved_and_results_are_equal(monkeypatch, capsys, sizes, undisturbed, fault):
     sizes.clear()
     fault.install(monkeypatch)
@@ -208,7 +217,7 @@ def test_a_checkpoint_that_does_not_fit_is_left_out(monkeypatch, tmp_path, undis
     assert_equal(results, undisturbed)
 
 
-@pytest.mark.parametrize("step", [1, 6])
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.long), 6])
 def test_running_statistics_are_not_updated_twice(monkeypatch, sizes, step):
     """Batch normalization updates them before the gradients, which may not fit."""
     used = workload(**network("Normalized"))

@@ -105,7 +105,7 @@ def test_rows_in_different_phases_of_an_epoch_train_as_in_lightning_s_loop(model
         assert result.curve["examples"] == theirs[result.trial.point].curve["examples"]
 
 
-@pytest.mark.parametrize("stops", [1, 3])
+@pytest.mark.parametrize("stops", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_an_interrupted_stack_with_short_batches_resumes(stops, tmp_path):
     used = workload("parts.BatchNorm", "data.OwnOrder")
     goal = {"metric": "val_loss", "at_most": 1e-6, "check_interval": 3, "max_steps": 15}
@@ -142,8 +142,15 @@ def test_a_race_stops_rows_in_different_phases():
         assert losses == pytest.approx(curves[result.trial.point][: len(losses)], rel=1e-4)
 
 
-@pytest.mark.parametrize("model", ["models.Net", "parts.BatchNorm"])
-@pytest.mark.parametrize("ahead", [1, 4])
+@pytest.mark.parametrize(
+    ("model", "ahead"),
+    [
+        ("models.Net", 4),
+        ("parts.BatchNorm", 1),
+        pytest.param("models.Net", 1, marks=pytest.mark.long),
+        pytest.param("parts.BatchNorm", 4, marks=pytest.mark.long),
+    ],
+)
 def test_steps_with_short_batches_are_captured_by_their_size(model, ahead, capture, graphed):  # noqa: F811
     asked = trials(Cell(48, 0.5), rates=(0.01, 0.0005, 0.03, 0.002, 0.005))
     goal = {**EASY, "check_interval": 6, "max_steps": 36}

@@ -69,7 +69,8 @@ def test_a_study_reads_at_the_smallest_batch_size_that_is_not_small():
     assert reading_batch_size([reading_batch_size([4, 256]), reading_batch_size([16, 64])]) == 64
 
 
-@pytest.mark.parametrize("accumulated", [1, 4])
+# A test below compares accumulated batches with halves.
+@pytest.mark.parametrize("accumulated", [1, pytest.param(4, marks=pytest.mark.long)])
 def test_the_callback_finds_the_moments_of_a_known_gradient(accumulated):
     callback = NoiseScaleCallback()
     fit(

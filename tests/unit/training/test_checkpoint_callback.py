@@ -39,9 +39,17 @@ def assert_goes_on(study: Study, trial: Trial, checks: tuple[int, ...] = (2, 5))
 
 
 @pytest.mark.parametrize("early_reject", [False, pytest.param(True, marks=pytest.mark.long)])
-@pytest.mark.parametrize("lean", [True, False])
 @pytest.mark.parametrize(
-    "rule", [{"optimizer": "sgd"}, {"optimizer": "momentum", **DECAY}, {"optimizer": "nesterov"}]
+    ("rule", "lean"),
+    [
+        ({"optimizer": "sgd"}, True),
+        ({"optimizer": "momentum", **DECAY}, False),
+        ({"optimizer": "momentum", **DECAY}, True),
+        *(
+            pytest.param({"optimizer": rule}, lean, marks=pytest.mark.long)
+            for rule, lean in (("sgd", False), ("nesterov", False), ("nesterov", True))
+        ),
+    ],
 )
 def test_our_module_and_data(tmp_path, monkeypatch, rule, lean, early_reject):
     monkeypatch.setattr(
@@ -71,7 +79,12 @@ def test_measurements_go_on_too(tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "accumulate"),
-    [({}, 1), ({}, 3), ({"own_generator": True}, 1), ({"workers": 1}, 1)],
+    [
+        pytest.param({}, 1, marks=pytest.mark.long),
+        ({}, 3),
+        ({"own_generator": True}, 1),
+        ({"workers": 1}, 1),
+    ],
 )
 def test_a_users_module_and_data(tmp_path, arguments, accumulate):
     data = {"class_path": USER_DATA, "init_args": arguments}

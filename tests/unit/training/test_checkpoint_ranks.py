@@ -41,7 +41,9 @@ def expected(trial: Trial, checks: tuple[int, ...]) -> dict:
     return {"broken": none, "said": said, "same result": True, "same weights": True, "repeated": 0}
 
 
-@pytest.mark.parametrize(("world", "batch_size"), [(2, 100), (4, 2)])
+@pytest.mark.parametrize(
+    ("world", "batch_size"), [pytest.param(2, 100, marks=pytest.mark.long), (4, 2)]
+)
 def test_our_module_and_data(tmp_path, world, batch_size):
     trial = Trial(Cell(batch_size, 0.9), 1, PARAMS)
     options = {"goal": {**GOAL, "early_reject": True}}
@@ -50,7 +52,7 @@ def test_our_module_and_data(tmp_path, world, batch_size):
     )
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_a_users_module_draws_on_each_rank_what_it_would_have_drawn(tmp_path, accumulate):
     trial = Trial(
         Cell(7 * accumulate, 0.3), 0, {"model.rate": 0.01}
