@@ -13,7 +13,7 @@ from lit_dps.advice.text import devices_text
 from lit_dps.analysis.answer import NEAR
 from lit_dps.analysis.intervals import PERCENTILES, Interval, estimate
 from lit_dps.analysis.law import relative_law
-from lit_dps.analysis.tables import aligned
+from lit_dps.analysis.tables import aligned, in_parts
 
 # A batch size may be the best one if it is near the best with at least this probability.
 MIN_PROBABILITY = 0.05
@@ -80,13 +80,14 @@ class Preview:
         )
 
     def table(self, width: int) -> list[str]:
-        """Return the lines of a table of relative times; a narrow one has no limits."""
-        lines = []
-        for has_limits in (True, False):
-            lines = aligned(self._rows(has_limits))
-            if max(map(len, lines)) <= width:
-                break
-        return lines
+        """Return the lines of a table of relative times; a narrow one has no limits.
+
+        If columns still do not fit, they follow in further tables.
+        """
+        lines = aligned(self._rows(has_limits=True))
+        if max(map(len, lines)) <= width:
+            return lines
+        return in_parts(self._rows(has_limits=False), 1, width)
 
     def _rows(self, has_limits: bool) -> list[dict[str, str]]:
         """Return the rows of the table, by column."""

@@ -182,7 +182,7 @@ def config_text(
         "  # Steps between two validations: K is known to this.",
         f"  check_interval: {goal.check_interval}",
         f"  # {MAX_STEPS_RATIO} times the steps of that run, for smaller batches and worse rates.",
-        f"  # One trial of so many steps takes about {format_duration(training, 2)} here.",
+        f"  # One trial of max_steps takes about {format_duration(training, 2)} here.",
         f"  max_steps: {goal.max_steps}",
         "study:",
         f"  name: {name}",

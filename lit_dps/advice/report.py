@@ -33,7 +33,7 @@ from lit_dps.core.atomic_write import not_written, replacing
 from lit_dps.core.batch_scaling import scaled_beta2, scaled_decay
 from lit_dps.core.errors import StorageError
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.text import number_text, terminal_width
+from lit_dps.core.text import for_terminal, number_text, terminal_width
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.report.notes import lines_of
 from lit_dps.report.publish import figures_folder
@@ -411,4 +411,5 @@ def _log_answer(report: _Report, files: Sequence[Path], text: str) -> None:
         metrics = {f"advice/{key}": float(best[key]) for key in LOGGED_COLUMNS}
     probes.mlflow.log_outcome(metrics, files=files, note=description, has_ended=True)
     if probes.mlflow.experiment_id is not None:
-        print(f"the stages and this answer are in MLflow, study {probes.name}", file=sys.stderr)
+        line = f"the stages and this answer are in MLflow, study {probes.name}"
+        print(for_terminal(line, stream=sys.stderr), file=sys.stderr)

@@ -43,7 +43,7 @@ from lit_dps.advice.user_workload import (
 from lit_dps.core.environment import SOURCES, changes_since
 from lit_dps.core.errors import ConfigError, StorageError, UserError, first_line
 from lit_dps.core.exit_codes import ExitCode
-from lit_dps.core.text import format_duration
+from lit_dps.core.text import for_terminal, format_duration
 from lit_dps.core.trial import LIGHTNING, Cell, Trial
 from lit_dps.core.unit import STEPS
 from lit_dps.parallel.process import (
@@ -326,10 +326,10 @@ def _ask_and_answer(
                 # For example, the disk is full. What is stored gives an answer.
                 print_line(f"advice ends early: {error}")
     except Interrupted as signal:
-        print(
-            f"\ninterrupted by {signal}: the measurements so far are stored; the same command "
-            "resumes"
+        message = (
+            f"interrupted by {signal}: the measurements so far are stored; the same command resumes"
         )
+        print(f"\n{for_terminal(message)}")
         return ExitCode.INTERRUPTED
     except AllFail as error:
         print(f"lit-dps: error: {error}", file=sys.stderr)

@@ -151,6 +151,40 @@ def fitted(
     return lines
 
 
+def in_parts(
+    rows: Iterable[Mapping[str, str]], keys: int, width: int | None, words: bool = False
+) -> list[str]:
+    """Return the lines of a text table; columns that do not fit follow in further tables.
+
+    Args:
+        rows, words: As of `aligned`.
+        keys: The number of the first columns, which name a row. Each table begins with them.
+        width: Columns of the terminal; None for a single table.
+    """
+    rows = list(rows)
+    columns = list(rows[0])
+    if width is None or len(columns) <= keys:
+        return aligned(rows, words)
+    names = columns[:keys]
+    lines: list[str] = []
+    part: list[str] = []
+    for column in columns[keys:]:
+        wider = _part(rows, [*names, *part, column], words and column == columns[-1])
+        if part and max(map(len, wider)) > width:
+            lines += [*_part(rows, [*names, *part], words=False), ""]
+            part = []
+        part.append(column)
+    return lines + _part(rows, [*names, *part], words)
+
+
+def _part(rows: Iterable[Mapping[str, str]], columns: Sequence[str], words: bool) -> list[str]:
+    """Return the lines of a text table with these columns only."""
+    selected = []
+    for row in rows:
+        selected.append({column: row[column] for column in columns})
+    return _stripped(aligned(selected, words))
+
+
 def _stripped(lines: Iterable[str]) -> list[str]:
     return [line.rstrip() for line in lines]
 

@@ -256,7 +256,8 @@ def without_secrets(message: str, urls: Iterable[str]) -> str:
 
 
 def _refuse(message: str) -> int:
-    from lit_dps.core.text import escape
+    from lit_dps.core.text import escape, for_terminal
 
-    print(f"lit-dps: error: {escape(' '.join(message.split()))}", file=sys.stderr)
+    line = f"lit-dps: error: {escape(' '.join(message.split()))}"
+    print(for_terminal(line, stream=sys.stderr), file=sys.stderr)
     return ExitCode.REFUSED

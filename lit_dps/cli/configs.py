@@ -12,9 +12,9 @@ from lit_dps.cli.parser import new_parser
 from lit_dps.cli.shipped import FOLDER, find, names, summary
 from lit_dps.core.atomic_write import check_folder
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.text import did_you_mean
+from lit_dps.core.text import did_you_mean, for_terminal, terminal_width
 
-WIDTH = 100  # characters of a line of the list
+MIN_SUMMARY_WIDTH = 30  # columns; a narrower summary has its own line
 
 
 def main(command: CommandLine) -> int:
@@ -32,7 +32,7 @@ def main(command: CommandLine) -> int:
     if config.names:
         _copy(config.names, Path(config.to))
     else:
-        print(listing(), end="")
+        print(listing(terminal_width()), end="")
     return 0
 
 
@@ -59,25 +59,36 @@ def _copy(asked_names: Sequence[str], folder: Path) -> None:
         raise ConfigError("--to", str(folder), f"a folder that can be created ({error})") from error
     for file, target in zip(files, targets, strict=True):
         shutil.copyfile(file, target)
-        print(f"copied: {target}; lit-dps study {target} runs it")
+        print(for_terminal(f"copied: {target}; lit-dps study {target} runs it"))
     for target, module in modules.items():
         shutil.copyfile(module, target)
-        print(
+        message = (
             f"copied: {target}, a module that the configuration names; run the command in the "
             "folder of this file, or with the folder in PYTHONPATH"
         )
+        print(for_terminal(message))
 
 
-def listing() -> str:
-    """Return the names of all files, each with the first sentence of its comment."""
+def listing(width: int) -> str:
+    """Return the names of all files, each with the first sentence of its comment.
+
+    Args:
+        width: Columns of the terminal. A longer sentence is cut, and follows its name on a line of
+            its own at a narrow terminal.
+    """
     name_width = max(map(len, names())) + 2
-    summary_width = WIDTH - name_width - 2
+    separator = ""
+    summary_width = width - name_width - 2
+    if summary_width < MIN_SUMMARY_WIDTH:
+        name_width = 0
+        separator = "\n      "
+        summary_width = width - 6
     lines = []
     for name in names():
         sentence = summary(FOLDER / f"{name}.yaml")
         if len(sentence) > summary_width:
             sentence = sentence[: summary_width - 3].rpartition(" ")[0] + " ..."
-        lines.append(f"  {name:{name_width}}{sentence}".rstrip())
+        lines.append(f"  {name:{name_width}}{separator}{sentence}".rstrip())
     return "\n".join([*lines, "", "lit-dps configs NAME copies a file here", ""])
 
 

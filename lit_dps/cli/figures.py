@@ -20,6 +20,7 @@ from lit_dps.cli.options import TRUST
 from lit_dps.cli.parser import new_parser
 from lit_dps.core.atomic_write import check_folder
 from lit_dps.core.errors import ConfigError, UserError
+from lit_dps.core.text import terminal_width
 from lit_dps.report.figures import COMPARISONS, FIGURES, of_others, write_comparison
 from lit_dps.report.figures.page_size import REPORT, PageSize, page_size
 from lit_dps.report.publish import (
@@ -93,7 +94,7 @@ def _draw(config: Namespace) -> int:
         written, comparison_notes = write_comparison(studies, _comparison_folder(config), only)
         files += written
         notes += comparison_notes
-    print(listing(files, notes), end="")
+    print(listing(files, notes, terminal_width()), end="")
     return 0
 
 

@@ -11,7 +11,7 @@ import sys
 import textwrap
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TextIO
 
 # Numbers in this range are written in digits, all others with an exponent.
 LEAST_IN_DIGITS = 1e-4
@@ -108,9 +108,15 @@ def wrap(text: str, width: int, indent: str = "  ") -> list[str]:
     return [line.replace("\xa0", " ") for line in lines]
 
 
-def for_terminal(text: str, indent: str = "  ") -> str:
-    """Return a text for stdout: at a terminal, its long lines are wrapped between words."""
-    if not sys.stdout.isatty():
+def for_terminal(text: str, indent: str = "  ", stream: TextIO | None = None) -> str:
+    """Return a text for a stream: at a terminal, its long lines are wrapped between words.
+
+    Args:
+        text: The text.
+        indent: What begins all lines of a paragraph but its first.
+        stream: Where the text is printed; None for stdout.
+    """
+    if not (stream or sys.stdout).isatty():
         return text
     lines = []
     for line in text.splitlines():

@@ -30,7 +30,7 @@ from lit_dps.core.atomic_write import NOT_WRITTEN, not_written, replacing
 from lit_dps.core.config import folder_name
 from lit_dps.core.errors import ConfigError, StorageError
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.text import WIDTH
+from lit_dps.core.text import WIDTH, wrap
 from lit_dps.report.screen import more_line, screen
 from lit_dps.report.text import FILES, render
 
@@ -99,11 +99,15 @@ def publish(
     for each in study.at_each_goal:
         texts.append(screen(each, show, width))
     if FILES in show:
-        texts.append(listing(*written))
+        texts.append(listing(*written, width=width))
     texts += failures(written.notes)
     places = more_line(study, show, width)
     if (folder / PAGE).exists():
-        places += f"report: {folder / PAGE}{ui}\n"
+        line = f"report: {folder / PAGE}{ui}"
+        if len(line) > width:
+            # Paths and commands are copied, so they stay whole.
+            line = line.replace("; ", "\n", 1)
+        places += f"{line}\n"
     return "\n".join(texts) + places, written.files
 
 
@@ -358,8 +362,14 @@ def _write_tables(study: Analysis, folder: Path) -> Written:
     return Written(files, notes)
 
 
-def listing(files: Sequence[Path], notes: Sequence[str]) -> str:
-    """Return a list of written files with notes; files that differ in suffix share a line."""
+def listing(files: Sequence[Path], notes: Sequence[str], width: int = WIDTH) -> str:
+    """Return a list of written files with notes; files that differ in suffix share a line.
+
+    Args:
+        files: The files.
+        notes: The notes, which are wrapped.
+        width: Columns of the terminal.
+    """
     kinds: dict[Path, list[str]] = {}
     for path in files:
         kinds.setdefault(path.with_name(path.stem), []).append(path.suffix[1:])
@@ -372,5 +382,7 @@ def listing(files: Sequence[Path], notes: Sequence[str]) -> str:
             suffix = f"{{{','.join(suffixes)}}}"
         lines.append(f"  {stem}.{suffix}")
     if notes:
-        lines += ["", *map("note: {}".format, notes)]
+        lines.append("")
+    for note in notes:
+        lines += wrap(f"note: {note}", width)
     return "\n".join(lines) + "\n"

@@ -13,7 +13,7 @@ from lit_dps.analysis.law_tables import medians_outside
 from lit_dps.analysis.repeats import RepeatSummary, all_runs_are_equal
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import (
-    aligned,
+    in_parts,
     k_star_text,
     listed_numbers,
     short_columns,
@@ -32,21 +32,25 @@ LAW_INTERVALS = "95 % intervals include the noise of each K and the misfit of th
 SEEDED_ORDERS = ("authors", "per_trial")  # values of data.order that are not a file
 
 
-def repeats_section(study: Analysis) -> str:
+def repeats_section(study: Analysis, width: int | None = None) -> str:
     """Return the section on repeats: a table, what trials were worth, the law of the medians.
 
     Empty without repeats.
+
+    Args:
+        study: The study.
+        width: Columns of the terminal, for the table; None for any width.
     """
     if not study.repeats:
         return ""
-    text = _repeats_text(study) + draws_text(study.record, study.cells)
+    text = _repeats_text(study, width) + draws_text(study.record, study.cells)
     if study.median_laws:
         head = law_head("median K over seeds", study.record.goal.cost_unit)
         text += "\n".join([head, *law_lines(study.median_laws), ""])
     return text
 
 
-def _repeats_text(study: Analysis) -> str:
+def _repeats_text(study: Analysis, width: int | None) -> str:
     """Return the table of repeated samples, and how much lower K* is than their medians."""
     plan = study.record.plan
     which = "the best sample"
@@ -66,7 +70,7 @@ def _repeats_text(study: Analysis) -> str:
         is_shared = each.cell in study.record.shared
         if each.rank == 1 and each.bias is not None and not is_shared:
             biases.append(each.bias)
-    lines += aligned(rows)
+    lines += in_parts(rows, 1 + len(short_columns(study.repeats[0].cell.series)), width)
     if biases:
         meaning = "the best of many trials"
         if not study.record.statistic.is_minimum:

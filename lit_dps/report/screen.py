@@ -36,17 +36,15 @@ def screen(study: Analysis, show: Collection[str] = (), width: int = WIDTH) -> s
     """
     parts = [answer_part(study, width), result_part(study, width), closing_part(study, width)]
     texts = ["\n".join(lines) + "\n" for lines in parts]
-    texts += [wrapped_prose(text, width) for text in requested(study, show)]
+    texts += [wrapped_prose(text, width) for text in requested(study, show, width)]
     return "\n".join(texts)
 
 
 def wrapped_prose(text: str, width: int) -> str:
-    """Return a section with its long sentences wrapped; rows of tables stay whole."""
+    """Return a section with its long lines wrapped; its tables fit already."""
     lines = []
     for line in text.splitlines():
-        # The columns of a table have two spaces or more between them.
-        is_row = "  " in line.strip()
-        if is_row or len(line) <= width:
+        if len(line) <= width:
             lines.append(line)
         else:
             indent = line[: len(line) - len(line.lstrip())]

@@ -14,9 +14,9 @@ from lit_dps.analysis.local_sgd import FLAT, LocalCurve
 from lit_dps.analysis.readings import reading_columns
 from lit_dps.analysis.tables import (
     Row,
-    aligned,
     base_of,
     count,
+    in_parts,
     k_star_text,
     records,
     short_columns,
@@ -109,26 +109,32 @@ def render(study: Analysis) -> str:
     return "\n".join(filter(None, texts))
 
 
-def sections(study: Analysis, names: Collection[str]) -> dict[str, str]:
-    """Return the text of each named section of `SECTIONS` for which the study has data."""
+def sections(study: Analysis, names: Collection[str], width: int | None = None) -> dict[str, str]:
+    """Return the text of each named section of `SECTIONS` for which the study has data.
+
+    Args:
+        study: The study.
+        names: Names of `SECTIONS`.
+        width: Columns of the terminal, for tables; None for tables of any width.
+    """
     writers = {
-        "answer": lambda study: "".join(map("{}\n".format, answer_lines(study))),
-        "cells": table_and_law,
-        "repeats": repeats_section,
-        "critical": lambda study: critical_text(study.critical_batch_sizes),
-        "delay": lambda study: delay_text(study.delay_laws),
-        "local": lambda study: local_text(study.local_curves),
-        "theory": theory_text,
-        "readings": readings_text,
-        NOTES: lambda study: notes_text(all_notes(study)),
+        "answer": lambda: "".join(map("{}\n".format, answer_lines(study))),
+        "cells": lambda: table_and_law(study, width),
+        "repeats": lambda: repeats_section(study, width),
+        "critical": lambda: critical_text(study.critical_batch_sizes, width),
+        "delay": lambda: delay_text(study.delay_laws, width),
+        "local": lambda: local_text(study.local_curves),
+        "theory": lambda: theory_text(study, width),
+        "readings": lambda: readings_text(study, width),
+        NOTES: lambda: notes_text(all_notes(study)),
     }
-    texts = {name: write(study) for name, write in writers.items() if name in names}
+    texts = {name: write() for name, write in writers.items() if name in names}
     return {name: text for name, text in texts.items() if text}
 
 
-def requested(study: Analysis, show: Collection[str]) -> list[str]:
+def requested(study: Analysis, show: Collection[str], width: int | None = None) -> list[str]:
     """Return the sections that `--show` names; a line with the reason for one without data."""
-    texts = sections(study, show)
+    texts = sections(study, show, width)
     parts = []
     for name, reason in SECTIONS.items():
         if name in texts:
@@ -148,13 +154,13 @@ def notes_text(notes: Iterable[str]) -> str:
     return "".join(map("note: {}\n".format, notes))
 
 
-def table_and_law(analysis: Analysis) -> str:
+def table_and_law(analysis: Analysis, width: int | None = None) -> str:
     """Return the head of the report: the protocol, the table, a line of the law per series."""
     record = analysis.record
     lines = [
         f"study {record.name}: workload {record.workload}, {protocol_text(record)}",
         "",
-        *_table(analysis),
+        *_table(analysis, width),
         "",
         law_head("K*", record.goal.cost_unit, ", robust fit of log K*"),
         *law_lines(analysis.laws),
@@ -179,7 +185,7 @@ def protocol_text(record: StudyRecord) -> str:
     return text
 
 
-def _table(analysis: Analysis) -> list[str]:
+def _table(analysis: Analysis, width: int | None) -> list[str]:
     """Return the lines of the table of cells."""
     record = analysis.record
     rows = records(analysis.table)
@@ -187,6 +193,8 @@ def _table(analysis: Analysis) -> list[str]:
     counts += [name for name in COUNTED_IF_ANY if count(analysis.table[name])]
     names = record.short_names
     head = record.goal.cost_unit.head
+    # On a screen, an empty column would often be a table of its own.
+    shows_edges = width is None or any(row["boundary"] for row in rows)
     lines = []
     for cell, row in zip(record.cells, rows, strict=True):
         line = {"B": str(cell.batch_size), **short_columns(cell.series), head: k_star_text(row)}
@@ -195,12 +203,18 @@ def _table(analysis: Analysis) -> list[str]:
             line[COUNT_HEADS[name]] = str(row[name])
         for key, name in names.items():
             line[f"best {name}"] = value_text(row[name], record.space[key])
-        line["at a range edge"] = row["boundary"] or "-"
+        if shows_edges:
+            line["at a range edge"] = row["boundary"] or "-"
         lines.append(line)
-    return aligned(lines, words=True)
+    return in_parts(lines, keys_of(record), width, words=shows_edges)
 
 
-def readings_text(analysis: Analysis) -> str:
+def keys_of(record: StudyRecord) -> int:
+    """Return how many columns of a text table name a cell: B, and those of its series."""
+    return 1 + len(short_columns(record.series[0]))
+
+
+def readings_text(analysis: Analysis, width: int | None = None) -> str:
     """Return the section on readings, of the K* trials and of repeats; empty without readings."""
     columns = reading_columns(analysis.record)
     if not columns:
@@ -210,10 +224,12 @@ def readings_text(analysis: Analysis) -> str:
     for cell, row in zip(analysis.record.cells, records(analysis.table), strict=True):
         line = {"B": str(cell.batch_size), **short_columns(cell.series), head: k_star_text(row)}
         rows.append(with_readings(line, columns, row))
-    lines = ["readings of the K* trials: the last value up to the goal", *aligned(rows)]
+    keys = keys_of(analysis.record)
+    lines = ["readings of the K* trials: the last value up to the goal"]
+    lines += in_parts(rows, keys, width)
     if analysis.repeats:
         lines.append("readings of the repeats: median over the fresh seeds of these values")
-        lines += aligned(_readings_of_repeats(analysis, columns))
+        lines += in_parts(_readings_of_repeats(analysis, columns), keys, width)
     return "\n".join(lines) + "\n"
 
 
@@ -228,7 +244,7 @@ def _readings_of_repeats(analysis: Analysis, columns: Sequence[str]) -> list[dic
     return rows
 
 
-def theory_text(analysis: Analysis) -> str:
+def theory_text(analysis: Analysis, width: int | None = None) -> str:
     """Return the section on the theory; empty if nothing is measured.
 
     It has a table of terms, a table of ratios to the smallest sparsity, and a sentence per series.
@@ -241,8 +257,9 @@ def theory_text(analysis: Analysis) -> str:
         "theory (Lee et al. 2021, Section 4; bounds for SGD): terms of the K* trials, predicted "
         "and measured"
     ]
+    keys = keys_of(analysis.record)
     if terms:
-        lines += aligned(starmap(_term_row, terms))
+        lines += in_parts(starmap(_term_row, terms), keys, width)
     cells = len(analysis.record.cells)
     if len(terms) < cells:
         lines.append(
@@ -254,7 +271,7 @@ def theory_text(analysis: Analysis) -> str:
             f"ratios to S={min(analysis.record.sparsities):g}, geometric means over the samples "
             "measured at both; predicted c1 = Delta x beta x L",
         ]
-        lines += aligned(starmap(_ratio_row, ratios))
+        lines += in_parts(starmap(_ratio_row, ratios), keys, width)
         for series, row in ratios:
             if row["batch_size"] is None:
                 lines.append(sentence(series, row))
@@ -334,7 +351,7 @@ def _ratio_row(series: Series, row: Row) -> dict[str, str]:
     return texts
 
 
-def critical_text(table: Mapping[Series, Mapping[str, Critical]]) -> str:
+def critical_text(table: Mapping[Series, Mapping[str, Critical]], width: int | None = None) -> str:
     """Return the section of a report, a line per series; empty for fewer than two definitions.
 
     Definitions without a value or bound in any series are omitted.
@@ -355,7 +372,8 @@ def critical_text(table: Mapping[Series, Mapping[str, Critical]]) -> str:
             if critical.value is not None and critical.note:
                 limitations.setdefault(critical.note, []).append(str(series))
         rows.append(row)
-    lines = ["critical batch sizes in examples, by definition", *aligned(rows)]
+    keys = len(rows[0]) - len(shown)
+    lines = ["critical batch sizes in examples, by definition", *in_parts(rows, keys, width)]
     if limitations:
         notes = []
         for note, names in limitations.items():
@@ -365,7 +383,7 @@ def critical_text(table: Mapping[Series, Mapping[str, Critical]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def delay_text(laws: Iterable[DelayLaw]) -> str:
+def delay_text(laws: Iterable[DelayLaw], width: int | None = None) -> str:
     """Return the section of a report on delayed gradients; empty without a fitted law."""
     lines = []
     table = []
@@ -381,7 +399,7 @@ def delay_text(laws: Iterable[DelayLaw]) -> str:
             *lines,
             "",
             "separate fit of each delay, and its c1 and c2 as the joint fit predicts them",
-            *aligned(table),
+            *in_parts(table, list(table[0]).index("delay") + 1, width),
             "",
         ]
     )

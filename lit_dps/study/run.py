@@ -22,7 +22,7 @@ from lit_dps.core.environment import DATA, KEY, SOURCES, key_of_code
 from lit_dps.core.errors import StorageError, Unguarded
 from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.text import counted, terminal_width
+from lit_dps.core.text import counted, for_terminal, terminal_width
 from lit_dps.parallel import ranks
 from lit_dps.parallel.fork_server import unguarded
 from lit_dps.parallel.gpus import gpus_of_workers
@@ -384,10 +384,11 @@ class _StudyRun:
         remaining = self.setup.remaining_trials(read_study(self.url, self.name))
         trials = "1 trial remains" if remaining == 1 else f"{remaining} trials remain"
         action = "resumes the study" if remaining else "prints the result"
-        print(
-            f"\ninterrupted by {signal}: the results so far are stored, {trials}; the same "
+        message = (
+            f"interrupted by {signal}: the results so far are stored, {trials}; the same "
             f"command {action}"
         )
+        print(f"\n{for_terminal(message)}")
         self.stop.reported = True
 
 

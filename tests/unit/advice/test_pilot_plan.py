@@ -147,6 +147,13 @@ def test_a_table_before_any_run_fits_the_terminal(width, has_limits):
     assert len(lines) == 5 and max(map(len, lines)) <= width
     assert ("[" in lines[1]) == has_limits
     assert lines[2].split()[:3] == ["32", "1", "1"], "relative to the user's run"
+    narrow = preview.table(24)
+    assert max(map(len, narrow)) <= 24
+    tables = "\n".join(narrow).split("\n\n")
+    heads = [table.splitlines()[0].split()[1:] for table in tables]
+    assert heads == [["steps"], ["time", "on", "1", "device"], ["time", "on", "2", "devices"]]
+    for table in tables:
+        assert [line.split()[0] for line in table.splitlines()] == ["B", "16", "32", "64", "128"]
 
 
 def test_times_before_any_run_are_relative_to_the_users_run_on_its_devices():

@@ -241,7 +241,7 @@ def test_the_report_has_a_section_between_the_law_and_the_notes_where_terms_are_
     lines = section.splitlines()
     assert lines[0].startswith("theory (")
     shown = in_one_line(section)
-    assert shown in in_one_line(screen(Analysis(record), ["theory"]))
+    assert shown in in_one_line(screen(Analysis(record), ["theory"], width=200))
     assert shown not in in_one_line(screen(Analysis(record)))
     assert lines[1].split("  ")[-2:] == ["predicted K*", "K*".rjust(4)] or lines[1].endswith("K*")
     (ratios,) = [i for i, line in enumerate(lines) if line.startswith("ratios to S=0")]

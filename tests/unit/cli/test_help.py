@@ -80,6 +80,17 @@ def test_the_files_of_the_package_go_into_a_wheel():
         assert package in packages and "*.yaml" in asked["package-data"]["*"], path
 
 
+@pytest.mark.parametrize("width", [60, 80, 140])
+def test_configs_are_listed_at_the_width_of_the_terminal(width, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main(["configs"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    assert f"  {max(shipped.names(), key=len)}" in "\n".join(lines)
+    has_full_summary = "Handwritten digits, Simple-CNN, momentum: a few minutes" in "\n".join(lines)
+    assert has_full_summary == (width == 140)
+
+
 def test_configs_lists_and_copies(tmp_path, monkeypatch, capsys, golden):
     monkeypatch.chdir(tmp_path)
     assert main(["configs"]) == 0

@@ -89,3 +89,9 @@ def test_a_terminal_wraps_prose_and_keeps_tables(monkeypatch):
         "ok   a b c d e",
         "     f g h",
     ]
+    assert for_terminal(text, stream=sys.stderr) == text, "stderr is no terminal here"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert for_terminal("error: a b c d e f", stream=sys.stderr).splitlines() == [
+        "error: a b c d",
+        "  e f",
+    ]

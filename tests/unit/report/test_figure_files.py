@@ -247,6 +247,9 @@ def test_files_are_listed_by_what_they_show(golden):
     ]
     golden.check("figures/listing.txt", listing(files, ["one", "two"]))
     assert listing([], []).count("\n") == 1
+    notes = listing([], ["Trials were stopped early, so curves lack their first part."], 40)
+    assert max(map(len, notes.splitlines())) <= 40
+    assert notes.split()[-3:] == ["their", "first", "part."]
 
 
 @pytest.mark.pictures

@@ -32,12 +32,15 @@ def test_further_goals_have_a_folder_each(tmp_path):
     more, page = text.removeprefix(printed).strip().splitlines()
     assert page == f"report: {tmp_path}/report.html"
     assert "critical" in more and "files" in more and "theory" not in more
-    text, _ = publish(study, tmp_path, parts_of("all"))
-    printed = "\n".join(screen(each, SECTIONS) for each in study.at_each_goal)
+    text, _ = publish(study, tmp_path, parts_of("all"), width=200)
+    printed = "\n".join(screen(each, SECTIONS, width=200) for each in study.at_each_goal)
     assert text.startswith(f"{printed}\nwritten:\n")
-    tables = [table_and_law(each) for each in study.at_each_goal]
+    tables = [table_and_law(each, 200) for each in study.at_each_goal]
     assert all(in_one_line(table) in in_one_line(text) for table in tables)
     assert text.endswith(f"{page}\n"), "nothing more"
+    ui = "trials in MLflow: lit-dps ui"
+    narrow, _ = publish(study, tmp_path, width=60, ui=f"; {ui}")
+    assert narrow.endswith(f"{page}\n{ui}\n"), "path and command stay whole"
     assert {str(path.parent.relative_to(tmp_path)) for path in files} == {
         ".",
         "goal-0.3",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 
 from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.tables import in_parts
 from lit_dps.core.config import StorageConfig
 from lit_dps.core.search_space import Range
 from lit_dps.core.step_timing import CellTiming, StepTiming
@@ -87,8 +89,31 @@ def test_two_series_of_five_batch_sizes_have_at_most_25_lines(timed_study, width
 @pytest.mark.parametrize("name", STUDIES)
 @pytest.mark.parametrize("width", [60, 100, 140])
 def test_lines_are_as_wide_as_the_terminal_at_most(name, width):
-    lines = screen(STUDIES[name](), width=width).splitlines()
+    lines = screen(STUDIES[name](), SECTIONS, width=width).splitlines()
     assert max(map(len, lines)) <= width
+
+
+@pytest.mark.parametrize("words", [False, True])
+def test_columns_that_do_not_fit_follow_in_further_tables(words):
+    rows = []
+    for batch_size in ("8", "128"):
+        row = {"B": batch_size, "S": "0"}
+        rows.append(row | {f"column {i}": f"value {batch_size} {i}" for i in range(5)})
+    whole = in_parts(rows, 2, None, words)
+    assert whole == in_parts(rows, 2, 1000, words)
+    lines = in_parts(rows, 2, 40, words)
+    assert max(map(len, lines)) <= 40 < max(map(len, whole))
+    tables = [table.splitlines() for table in "\n".join(lines).split("\n\n")]
+    assert len(tables) > 1
+    columns = []
+    for table in tables:
+        assert len(table) == len(whole) and table[0].split()[:2] == ["B", "S"]
+        assert [line.split()[:2] for line in table[1:]] == [["8", "0"], ["128", "0"]]
+        for i in re.findall(r"column (\d)", table[0]):
+            columns.append(i)
+            assert f"value 8 {i}" in table[1] and f"value 128 {i}" in table[2]
+    assert columns == list("01234"), "each column is once in one of the tables"
+    assert len(in_parts(rows, 2, 1, words)) == 5 * 3 + 4, "a column wider than all is whole"
 
 
 def answer_of(results) -> str:
