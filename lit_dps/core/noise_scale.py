@@ -148,6 +148,23 @@ def unbiased_moments(
     return squared, (small_square - large_square) / (1 / small - 1 / large)
 
 
+def moments_of_parts(
+    sizes: Sequence[int], squares: Sequence[float], whole: float
+) -> tuple[float, float]:
+    """Return `unbiased_moments` from the parts of a batch.
+
+    E |g_i|^2 = |G|^2 + tr(Sigma) / b_i, so the mean square of parts of different sizes belongs to
+    the harmonic mean of their sizes.
+
+    Args:
+        sizes: Examples of each part.
+        squares: Squared norm of the mean gradient over each part.
+        whole: Squared norm of the mean gradient over the entire batch.
+    """
+    mean_size = len(sizes) / sum(1 / size for size in sizes)
+    return unbiased_moments(mean_size, sum(sizes), sum(squares) / len(squares), whole)
+
+
 def noise_scale(readings: Mapping[str, Sequence[float]], batch_size: int) -> NoiseScale | None:
     """Return the noise scale of readings in the order of the steps; None for fewer than 2 finite.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
@@ -175,47 +176,45 @@ class ReadingsCallback(Callback):
         self._readings.load_state_dict(state_dict)
 
 
+@dataclass(eq=False)
 class _FitRun:
     """A run in Lightning's loop, as readings look at it."""
 
-    def __init__(
-        self, attempt: Attempt, trainer: Trainer, module: LightningModule, batch: Any = None
-    ):
-        self._attempt = attempt
-        self._trainer = trainer
-        self._batch = batch
-        self.module = module
+    attempt: Attempt
+    trainer: Trainer
+    module: LightningModule
+    batch: Any = None
 
     @property
     def data_module(self) -> LightningDataModule:
-        return self._trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+        return self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
     def masks(self) -> Mapping[str, Tensor]:
-        return masks_of(self._trainer, self.module)
+        return masks_of(self.trainer, self.module)
 
     @property
     def trained(self) -> set[int]:
-        return trained_ids_of(self._trainer)
+        return trained_ids_of(self.trainer)
 
     @property
     def batch_size(self) -> int:
-        if self._attempt.trial is not None:
-            return self._attempt.trial.cell.batch_size
-        return full_batch_size(self._trainer, self._batch) * self._trainer.accumulate_grad_batches
+        if self.attempt.trial is not None:
+            return self.attempt.trial.cell.batch_size
+        return full_batch_size(self.trainer, self.batch) * self.trainer.accumulate_grad_batches
 
     def copied(self) -> AbstractContextManager[LightningModule]:
-        run = TrainingPass(self._trainer, self.module, _ANY_BATCH_SIZE)
+        run = TrainingPass(self.trainer, self.module, _ANY_BATCH_SIZE)
         return run.without_side_effects()
 
     def training_pass(self, batch_size: int, examples: int | None) -> LossPass:
-        return TrainingPass(self._trainer, self.module, batch_size, examples)
+        return TrainingPass(self.trainer, self.module, batch_size, examples)
 
     def validation_batches(self) -> Iterator[Any]:
         # In this mode, batches of several dataloaders follow one another, with their number.
         loaders = CombinedLoader(self.data_module.val_dataloader(), "sequential")
         for batch, _, number in loaders:
-            yield batch_on_device(self._trainer, self.module, batch, number)
+            yield batch_on_device(self.trainer, self.module, batch, number)
 
     def loss_of(self, module: LightningModule, batch: Any) -> Tensor | None:
         return loss_of(module, batch, 0)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_dps.core.errors import ConfigError
-from lit_dps.readings.reading import KEY, Moment, Reading
+from lit_dps.readings.reading import KEY, Moment, Reading, parameters_with_gradient
 
 
 class Curvature(Reading):
@@ -46,13 +46,12 @@ class Curvature(Reading):
         weights: list[Tensor] = []
         keep: list[Tensor] = []
         masks = moment.masks
-        for name, parameter in moment.module.named_parameters():
-            if parameter.requires_grad:
-                weights.append(parameter)
-                mask = masks.get(name)
-                if mask is None:
-                    mask = torch.ones_like(parameter)
-                keep.append(mask.to(parameter))
+        for name, parameter in parameters_with_gradient(moment.module).items():
+            weights.append(parameter)
+            mask = masks.get(name)
+            if mask is None:
+                mask = torch.ones_like(parameter)
+            keep.append(mask.to(parameter))
         ratios = []
         gradients = []
         sizes = []

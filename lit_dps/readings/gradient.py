@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.noise_scale import unbiased_moments
-from lit_dps.readings.reading import KEY, Moment, Reading
+from lit_dps.core.noise_scale import moments_of_parts
+from lit_dps.readings.reading import KEY, Moment, Reading, parameters_with_gradient
 from lit_dps.training.masked_tensors import squared_norm
 
 
@@ -76,10 +76,7 @@ class GradientNoise(Reading):
         self._part = part
 
     def read(self, moment: Moment) -> Mapping[str, float]:
-        parameters = {}
-        for name, parameter in moment.module.named_parameters():
-            if parameter.requires_grad:
-                parameters[name] = parameter
+        parameters = parameters_with_gradient(moment.module)
         weights = list(parameters.values())
         sums = [torch.zeros_like(weight) for weight in weights]
         squares = []
@@ -95,12 +92,8 @@ class GradientNoise(Reading):
         if len(sizes) < 2:
             allowed = f"data with two batches in their first {self._examples} examples"
             raise ConfigError(KEY, self.name, allowed)
-        examples = sum(sizes)
-        whole = _squared_norm(zip(parameters, sums, strict=True), moment.masks) / examples**2
-        # A short last batch counts by 1 / its size, as in `unbiased_moments`.
-        mean_size = len(sizes) / sum(1 / size for size in sizes)
-        mean_square = sum(squares) / len(squares)
-        squared, variance = unbiased_moments(mean_size, examples, mean_square, whole)
+        whole = _squared_norm(zip(parameters, sums, strict=True), moment.masks) / sum(sizes) ** 2
+        squared, variance = moments_of_parts(sizes, squares, whole)
         return {
             "noise_scale": variance / squared if squared > 0 else math.nan,
             "noise_squared_gradient": squared,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportUsage]
 
 from lit_dps.core.errors import ConfigError, UserError
-from lit_dps.core.noise_scale import NoiseScale, noise_scale, unbiased_moments
+from lit_dps.core.noise_scale import NoiseScale, moments_of_parts, noise_scale, unbiased_moments
 from lit_dps.core.trial import NOISE_SCALE
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
@@ -63,7 +63,7 @@ class GradientNorms(Callback):
                 trainer.accumulate_grad_batches,
                 "1, because GradientNorms needs one batch a step",
             )
-        self._masks: dict[Tensor, Tensor] | None = None
+        self._masks: dict[Tensor, Tensor] = {}
         if isinstance(trainer.strategy, SharedBatchDDP):
             trainer.strategy.observe_gradients(self._add_bucket)
 
@@ -81,7 +81,6 @@ class GradientNorms(Callback):
         """Add the gradients of a DDP bucket to this rank's squared norm, before the reduction."""
         if not self._is_due:
             return
-        assert self._masks is not None
         squares = []
         if self._part_square is not None:
             squares.append(self._part_square)
@@ -97,7 +96,6 @@ class GradientNorms(Callback):
     ) -> None:
         if not self._is_due:
             return
-        assert self._masks is not None
         squares = []
         for parameter in pl_module.parameters():
             if parameter.grad is not None and id(parameter) in self._trained:
@@ -200,7 +198,7 @@ class NoiseScaleCallback(Callback):
         if not pl_module.automatic_optimization:
             name = type(pl_module).__name__
             raise ConfigError("NoiseScaleCallback", name, "a module without manual optimization")
-        self._masks: dict[Tensor, Tensor] | None = None
+        self._masks: dict[Tensor, Tensor] = {}
         self._batches_per_step = 1
         if ranks.world() == 1:
             self._batches_per_step = trainer.accumulate_grad_batches
@@ -314,13 +312,9 @@ class NoiseScaleCallback(Callback):
                 squares.append(square)
                 sizes.append(size)
         total = sum(sizes)
-        count = len(squares)
-        if count < 2:
+        if len(squares) < 2:
             return Reading(math.nan, math.nan, total)
-        # E |g_i|^2 = |G|^2 + tr(Sigma) / b_i, so the mean square of parts of different sizes
-        # belongs to the harmonic mean of their sizes.
-        mean_size = count / sum(1 / size for size in sizes)
-        return Reading(*unbiased_moments(mean_size, total, sum(squares) / count, whole), total)
+        return Reading(*moments_of_parts(sizes, squares, whole), total)
 
     def _add(self, trainer: Trainer, reading: Reading) -> None:
         """Store and log a reading, of all ranks together."""
@@ -345,7 +339,6 @@ class NoiseScaleCallback(Callback):
 
     def _squared_norm(self, gradients: dict[Tensor, Tensor]) -> float:
         """Return the squared norm of gradients, given by parameter, without pruned coordinates."""
-        assert self._masks is not None
         total = 0.0
         for parameter, gradient in gradients.items():
             total += float(squared_norm(gradient, self._masks.get(parameter)))

@@ -21,7 +21,7 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.core.trial import LIPSCHITZ, THEORY
 from lit_dps.core.trial_config import SmoothnessConfig
 from lit_dps.parallel import ranks
-from lit_dps.readings.reading import Moment, Reading
+from lit_dps.readings.reading import Moment, Reading, parameters_with_gradient
 
 # Dropout draws the same values for every gradient, so that all are gradients of one function.
 DROPOUT_SEED = 0
@@ -117,10 +117,7 @@ class Lipschitz(Reading):
         module = moment.module
         if not module.automatic_optimization:
             raise self._refused(f"{type(module).__name__}, which has manual optimization")
-        self._trained = []
-        for name, parameter in module.named_parameters():
-            if parameter.requires_grad:
-                self._trained.append(name)
+        self._trained = list(parameters_with_gradient(module))
         self.before(moment)
         moments = self._moments(moment)
         terms = {

@@ -169,6 +169,11 @@ class Moment:
         yield from self._run.validation_batches()
 
 
+def parameters_with_gradient(module: LightningModule) -> dict[str, Tensor]:
+    """Return the parameters of `Moment.module` that an optimizer trains, by name."""
+    return {name: each for name, each in module.named_parameters() if each.requires_grad}
+
+
 def _freeze_untrained(twin: LightningModule, run: ReadRun) -> None:
     """Let a copy have gradients of the parameters alone that an optimizer trains.
 

@@ -76,12 +76,13 @@ def scaled_clock(
     return ScheduleClock(warm_up, new_warm_up, length, new_length)
 
 
+@dataclass(eq=False)
 class ScaledSchedule:
     """A schedule that is stepped by a clock: several times in an optimizer step, or not at all.
 
     It passes everything else on to the schedule.
 
-    Args:
+    Attributes:
         schedule: The schedule.
         clock: The clock.
         frequency: Optimizer steps between two calls of `step`.
@@ -89,19 +90,11 @@ class ScaledSchedule:
         position: Steps of the schedule so far.
     """
 
-    def __init__(
-        self,
-        schedule: Any,
-        clock: ScheduleClock,
-        frequency: int = 1,
-        calls: int = 0,
-        position: int = 0,
-    ):
-        self.schedule = schedule
-        self.clock = clock
-        self.frequency = frequency
-        self.calls = calls
-        self.position = position
+    schedule: Any
+    clock: ScheduleClock
+    frequency: int = 1
+    calls: int = 0
+    position: int = 0
 
     def step(self, *args: Any) -> None:
         """Step the schedule until its time is that of the clock."""
