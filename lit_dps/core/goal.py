@@ -296,8 +296,9 @@ class Goal:
     def to_stored(self) -> dict[str, Any]:
         """Return the fields as plain JSON; fields that came later only if they are set."""
         stored = asdict(self)
-        for name, default in LATER_FIELDS.items():
-            if stored[name] == default:
+        default = asdict(Goal(0.5))
+        for name in _LATER_FIELDS:
+            if stored[name] == default[name]:
                 del stored[name]
         return stored
 
@@ -488,11 +489,5 @@ class Goal:
         return last
 
 
-# Fields of a goal that stored studies of earlier versions lack, with their defaults.
-LATER_FIELDS: dict[str, Any] = {
-    "rule": SINGLE_CHECK,
-    "options": {},
-    "max_examples": None,
-    "max_seconds": None,
-    "unit": STEPS.name,
-}
+# Fields of a goal that stored studies of earlier versions lack.
+_LATER_FIELDS = ("rule", "options", "max_examples", "max_seconds", "unit")

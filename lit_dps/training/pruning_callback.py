@@ -254,14 +254,7 @@ class PruningCallback(Callback):
         name = type(module).__name__
         try:
             mask, self.scores = prune(self.pruner, copy, self.sparsity, self.seed, name, scores)
-        except (
-            AttributeError,
-            AssertionError,
-            IndexError,
-            KeyError,
-            TypeError,
-            ValueError,
-        ) as error:
+        except (AttributeError, AssertionError, LookupError, TypeError, ValueError) as error:
             if isinstance(error, UserError) or not self.pruner.passes:
                 raise
             raise self._pass_error(name, error) from error
