@@ -80,7 +80,8 @@ def overridden_methods(module: LightningModule) -> list[str]:
     names = ["log", "log_dict", *TRANSFER_HOOKS, *LIGHTNING_METHODS, *CALLED_HOOKS]
     names += [*VALIDATION_HOOKS, "train_dataloader", "val_dataloader"]
     overridden = []
-    for name in dict.fromkeys(names):
+    # The order is part of stored texts.
+    for name in sorted(set(names)):
         is_log = name == "log" and type(module).log is LightningModule.log
         if name in CALLED or is_log or inherits(module, LightningModule, (name,)):
             continue
@@ -203,7 +204,7 @@ def loader_data(
 
 
 def kind_of(built: Built) -> tuple:
-    """Return the properties that all modules of a stack share: class, rule, clipping, shapes."""
+    """Return the properties that all modules of a stack share: rule, clipping, shapes."""
     module = built.module
     shapes = {}
     for name, tensor in tensors_of(module).items():
@@ -211,7 +212,7 @@ def kind_of(built: Built) -> tuple:
     with unchanged_attributes(module):  # the module is trained afterwards
         optimizer, _ = optimizer_of(module.configure_optimizers())
     groups = grouping_of(module, optimizer)
-    return type(module), rule_of(optimizer), groups, Clipping.of(built.trainer), shapes
+    return rule_of(optimizer), groups, Clipping.of(built.trainer), shapes
 
 
 class LoggedReference:
@@ -234,13 +235,14 @@ class LoggedReference:
         self._device = device
         self._data = built.data
         self._start = Start.of(built.module.to(device))
-        self._kind = kind_of(built)
+        self._kind = type(built.module), kind_of(built)
         self._values = self._values_of(built.module)
 
     def equals(self, built: Built) -> bool:
         """Return True if module and data equal the first ones except for weights and order."""
         assert isinstance(built.data, LoaderData)
-        if kind_of(built) != self._kind or not self._data.equals(built.data):
+        kind = type(built.module), kind_of(built)
+        if kind != self._kind or not self._data.equals(built.data):
             return False
         built.data.share(self._data)
         values = self._values_of(built.module)

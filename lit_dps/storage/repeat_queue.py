@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import optuna
-from optuna.trial import TrialState
+from optuna.distributions import BaseDistribution
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial, TrialState
 
-from lit_dps.core.repeats import RepeatId
+from lit_dps.core.goal import Goal
+from lit_dps.core.repeats import RepeatId, RepeatPlan
+from lit_dps.core.statistic import Statistic
 from lit_dps.core.trial import Cell
 from lit_dps.storage.cells import costs_by_point, covered_cost, open_cell
 from lit_dps.storage.schema import OWNER, POINT_ATTR, REPEAT_ATTR
@@ -21,7 +26,23 @@ class ClaimedRepeat(NamedTuple):
     limit: float
 
 
-def claim_repeat(queue: Any, cell: Cell, search: optuna.Study) -> ClaimedRepeat | None:
+class Queue(Protocol):
+    """What repeats need of a `TrialQueue`, whose attributes have these names."""
+
+    name: str
+    uid: str | None
+    storage: RDBStorage
+    peers: Any
+    goal: Goal
+    statistic: Statistic
+    plan: RepeatPlan
+    distributions: dict[str, BaseDistribution]
+    run_number: int
+
+    def end_dead_trials(self, study: optuna.Study) -> Sequence[FrozenTrial]: ...
+
+
+def claim_repeat(queue: Queue, cell: Cell, search: optuna.Study) -> ClaimedRepeat | None:
     """Claim a repeat that no process has run or is running; None if there is none.
 
     The repeats of a cell are trials of a separate Optuna study, so that readers of K* do not see
@@ -54,14 +75,14 @@ def claim_repeat(queue: Any, cell: Cell, search: optuna.Study) -> ClaimedRepeat 
     return ClaimedRepeat(claimed, queue.plan.limit(k_star))
 
 
-def _is_running(queue: Any, search: optuna.Study) -> bool:
+def _is_running(queue: Queue, search: optuna.Study) -> bool:
     for trial in search.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         if queue.peers.alive(trial.user_attrs.get(OWNER)):
             return True
     return False
 
 
-def _read_covered(queue: Any, study: optuna.Study) -> dict[RepeatId, float]:
+def _read_covered(queue: Queue, study: optuna.Study) -> dict[RepeatId, float]:
     """Return the limit to which each repeat is covered; end the repeats of dead processes.
 
     The limit is infinite for repeats that are final or run.

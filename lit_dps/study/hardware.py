@@ -7,7 +7,6 @@ from collections import Counter
 from pathlib import Path
 
 from lit_dps.core.config import cores
-from lit_dps.core.text import counted
 
 
 def hardware() -> str:
@@ -26,7 +25,9 @@ def hardware() -> str:
     text = cpu_model()
     if generation:
         text += f" ({', '.join(generation)})"
-    parts = [f"{text}, {counted(cores(), 'core')}"]
+    number = cores()
+    # The text is stored and compared, so that a large number has no comma here.
+    parts = [f"{text}, {number} {'core' if number == 1 else 'cores'}"]
     gpus = Counter(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
     for name, number in gpus.items():
         parts.append(name if number == 1 else f"{number} x {name}")

@@ -9,7 +9,13 @@ import pytest
 
 from lit_dps.analysis.rates import rate_law, spacing_of
 from lit_dps.core.noise_scale import NoiseScale
-from lit_dps.core.text import for_terminal, format_duration, number_text, prose_for_terminal
+from lit_dps.core.text import (
+    duration_unit,
+    for_terminal,
+    format_duration,
+    number_text,
+    prose_for_terminal,
+)
 from tests.support.texts import numbers_in
 
 
@@ -44,6 +50,14 @@ def test_two_significant_digits(number, text):
 )
 def test_durations(seconds, text):
     assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "unit"),
+    [(2e-13, ("s", 1.0)), (0, ("s", 1.0)), (5e-7, ("ns", 1e-9)), (200, ("min", 60.0))],
+)
+def test_the_unit_of_a_duration(seconds, unit):
+    assert duration_unit(seconds) == unit
 
 
 def test_durations_of_two_digits():
