@@ -30,6 +30,7 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.data import Dataset
+from torchmetrics import Metric
 
 from lit_dps.core.environment import UNKNOWN
 from lit_dps.core.identity import OBJECTS
@@ -48,6 +49,7 @@ _SHORTENED = re.compile(r"\.\.\.|…")
 _SHOWN_WHOLE = (range, str, bytes, bytearray, np.generic, np.dtype)
 _STREAMS = ("stdin", "stdout", "stderr")
 CachedFunction = type(functools.cache(len))
+_RUNNING = (nn.modules.batchnorm._NormBase, Metric)  # training changes their buffers
 LAZY = "lazy"
 MAX_ELEMENTS = 1 << 20  # of an array; of a larger one, evenly spaced elements are described
 HASH_LENGTH = 16  # hexadecimal digits
@@ -381,7 +383,7 @@ class _Describer:
         self.opaque = opaque
 
     def _module(self, module: nn.Module, name: str) -> str:
-        """Return the classes and public attributes of all submodules, and shapes of weights.
+        """Return the classes, public attributes and buffers of submodules, and shapes of weights.
 
         The values of weights are left out, because a trial may train them in place.
         """
@@ -397,9 +399,14 @@ class _Describer:
                 elif _is_setting(value):
                     described[key] = value
             texts.append([path, self._parts(described.items(), f"{name}.{path}".rstrip("."))])
+            if not isinstance(part, _RUNNING):
+                described = {key: buffer for key, buffer in part.named_buffers(recurse=False)}
+                texts.append(self._parts(described.items(), f"{name}.{path}".rstrip(".")))
         for key, tensor in module.state_dict(keep_vars=True).items():
             if isinstance(tensor, Tensor):
                 texts.append([key, shape_of(tensor), str(tensor.dtype)])
+        if any(True for _ in module.parameters()):
+            self.opaque.append(f"{name}.parameters")
         return repr(texts)
 
 
