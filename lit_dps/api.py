@@ -204,7 +204,8 @@ def study(
             divided by the cores of a trial (`study.threads` for each of its ranks). It is 1 for
             classes that only this process knows, such as classes of a notebook.
         storage: The storage folder, or the section storage.
-        accept_code_change: Whether to resume although your code or data changed.
+        accept_code_change: Whether to resume although your code or data changed. The function of a
+            model or data and the values that it reads are code too.
         sections: The sections trainer, pruning, optim, local, smoothness and batch, and further
             keys of the section study: dicts or objects such as `PruningConfig`. Fields of an object
             are set as in `run`.
