@@ -6,8 +6,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -18,6 +16,7 @@ from lit_dps.storage import locks
 from lit_dps.storage.locks import ServerPeers
 from lit_dps.tracking.client import open_experiment
 from tests.e2e.commands import environment
+from tests.e2e.forks import Command
 
 HOLD = """
 import sys, time
@@ -29,15 +28,20 @@ with storage_lock(sys.argv[1]):
 
 
 @pytest.fixture
-def suspended():
+def suspended(tmp_path):
     """Start processes that are suspended while they hold the storage's lock of a URL."""
     processes = []
+    script, output = tmp_path / "hold.py", tmp_path / "held.txt"
+    script.write_text(HOLD)
 
-    def start(url: str) -> subprocess.Popen:
-        command = [sys.executable, "-c", HOLD, url]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
+    def start(url: str) -> Command:
+        with output.open("w") as file:
+            process = Command([str(script), url], tmp_path, environment(), file, file)
         processes.append(process)
-        assert process.stdout.readline() == "held\n"
+        end = time.monotonic() + 100
+        while output.read_text() != "held\n":
+            assert process.poll() is None and time.monotonic() < end, output.read_text()
+            time.sleep(0.02)
         process.send_signal(signal.SIGSTOP)
         return process
 
@@ -52,7 +56,7 @@ def soon(monkeypatch):
     monkeypatch.setattr(locks, "ANNOUNCE_SECONDS", 1)
 
 
-def wait_for(url: str, holder: subprocess.Popen, capsys) -> str:
+def wait_for(url: str, holder: Command, capsys) -> str:
     """Return what is printed while a thread waits for the lock, which the holder's end frees."""
     waiting = threading.Thread(target=_take, args=[url])
     waiting.start()
