@@ -131,7 +131,7 @@ def _score_row(name: str, setup: StudySetup, device: str, options: Options) -> S
     runs = []
     for point in range(SCORED_NETWORKS):
         attempt = Attempt(middle_trial(setup, Cell(BATCH_SIZE, 0.9), point), setup.goal.build())
-        built, place = build_trial(training, attempt.trial)
+        built, place = build_trial(training, attempt.study_trial)
         runs.append(NetworkRun.prepare(attempt, built, training, place))
 
     def single() -> float:

@@ -66,7 +66,7 @@ def matched_steps(runs: pd.DataFrame, goal: float) -> list[Observation]:
     observations = []
     for batch_size in np.unique(batch):
         of_size = batch == batch_size
-        medians = losses[of_size].groupby(numbers(runs["horizon"])[of_size]).median()
+        medians = losses.loc[of_size].groupby(numbers(runs["horizon"])[of_size]).median()
         horizons = numbers(medians.index)
         observations.append(_matched(float(batch_size), horizons, numbers(medians), goal))
     return observations
