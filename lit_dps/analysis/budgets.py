@@ -154,7 +154,7 @@ def best_within(curves: Sequence[MetricCurve], goal: Goal, last_step: float) -> 
             reached.append((curve.costs[i], curve.result.trial.point, i, curve))
     if not reached:
         return None
-    cost, _, i, best = min(reached)
+    cost, _, i, best = min(reached, key=lambda each: each[:3])
     value = float(best.values[i])
     ended_early = sum(last_step > curve.last_known_step for curve in curves)
     lowest_bound = min(curve.lowest_bound(last_step) for curve in curves)

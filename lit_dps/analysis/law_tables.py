@@ -137,12 +137,12 @@ def law_curve(law: Law, batch_sizes: Sequence[int], common: int | None) -> pd.Da
 
 def _in_unit(curve: pd.DataFrame, law: Law, common: int | None) -> pd.DataFrame:
     """Return the rows of `law_curve` in the unit of a law instead of steps."""
-    per_step = law.unit.per_step
-    for i, batch_size in enumerate(curve["batch_size"]):
-        factor = per_step(batch_size)
-        curve.loc[i, list(_STEPS)] *= factor
-        if common is not None:
-            curve.loc[i, list(_NORMALISED)] *= factor / per_step(common)
+    factors = np.array([law.unit.per_step(batch_size) for batch_size in curve["batch_size"]])
+    for name in _STEPS:
+        curve[name] = curve[name] * factors
+    if common is not None:
+        for name in _NORMALISED:
+            curve[name] = curve[name] * (factors / law.unit.per_step(common))
     if law.unit.has_law:
         curve["k_star"] = curve["k_star"].round().astype("Int64")
     return curve

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 
-import lit_dps.core.trial as trial
+import lit_dps.core.trial as flags
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.layers import empty_layers, repaired_spectra, without_jacobian
 from lit_dps.analysis.tables import three_digits
@@ -33,11 +33,11 @@ UNMASKED_DETAIL = (
 
 def kept_without_score(study: Analysis) -> Iterator[Values]:
     """Yield the weights that were kept although their pruning score is 0, by series."""
-    unscored = with_flag(study, trial.UNSCORED)
+    unscored = with_flag(study, flags.UNSCORED)
     counts = []
     for series, group in groupby(unscored, lambda result: result.trial.cell.series):
-        most = max(group, key=lambda result: result.flags[trial.UNSCORED]).flags
-        counts.append(f"{series}: up to {most[trial.UNSCORED]:.0f} of {most[trial.KEPT]:.0f}")
+        most = max(group, key=lambda result: result.flags[flags.UNSCORED]).flags
+        counts.append(f"{series}: up to {most[flags.UNSCORED]:.0f} of {most[flags.KEPT]:.0f}")
     if counts:
         yield {"counts": ", ".join(counts)}
 
@@ -48,8 +48,8 @@ def inexact_sparsity(study: Analysis) -> Iterator[Values]:
         ranges = []
         for series, values in sorted(shares.items()):
             ranges.append(f"{series}: {percent(min(values))} to {percent(max(values))}")
-        meaning = f"Sparsity counts {unit.removeprefix(trial.BY).replace('_', ' ')}, not weights"
-        if unit == trial.BY_WEIGHTS:
+        meaning = f"Sparsity counts {unit.removeprefix(flags.BY).replace('_', ' ')}, not weights"
+        if unit == flags.BY_WEIGHTS:
             meaning = "The pruning method keeps 1 - S of the weights only approximately"
         yield {"meaning": meaning, "shares": "; ".join(ranges)}
 
@@ -64,7 +64,7 @@ def kept_shares(study: Analysis) -> dict[str, dict[Series, list[float]]]:
             kept += kept_of_layer
             total += total_of_layer
         for flag in result.flags:
-            if flag.startswith(trial.BY):
+            if flag.startswith(flags.BY):
                 of_series = shares.setdefault(flag, {})
                 of_series.setdefault(result.trial.cell.series, []).append(kept / total)
     return shares
@@ -103,12 +103,12 @@ def unmeasured_jacobians(study: Analysis) -> Iterator[Values]:
 
 def few_prunable_weights(study: Analysis) -> Iterator[Values]:
     """Yield the part of the trained weights that can be pruned, if it is small."""
-    few = with_flag(study, trial.TRAINED)
+    few = with_flag(study, flags.TRAINED)
     if not few:
         return
-    least = min(few, key=lambda result: result.flags[trial.PRUNABLE] / result.flags[trial.TRAINED])
-    prunable = least.flags[trial.PRUNABLE]
-    trained = least.flags[trial.TRAINED]
+    least = min(few, key=lambda result: result.flags[flags.PRUNABLE] / result.flags[flags.TRAINED])
+    prunable = least.flags[flags.PRUNABLE]
+    trained = least.flags[flags.TRAINED]
     yield {
         "prunable": prunable,
         "trained": trained,
@@ -119,11 +119,11 @@ def few_prunable_weights(study: Analysis) -> Iterator[Values]:
 
 def weights_without_mask(study: Analysis) -> Iterator[Values]:
     """Yield the weights that joined the training after pruning."""
-    joined = with_flag(study, trial.IN_NO_MASK)
+    joined = with_flag(study, flags.IN_NO_MASK)
     if joined:
         most = max(
             joined,
-            key=lambda result: result.flags[trial.IN_NO_MASK] / result.flags[trial.TRAINED_THEN],
+            key=lambda result: result.flags[flags.IN_NO_MASK] / result.flags[flags.TRAINED_THEN],
         )
         yield {
             "cell": most.trial.cell,
@@ -132,31 +132,31 @@ def weights_without_mask(study: Analysis) -> Iterator[Values]:
         }
 
 
-def unmasked_note(flags: Mapping[str, float]) -> str:
+def unmasked_note(values: Mapping[str, float]) -> str:
     """Return the sentence about trained weights in no mask; empty if the mask covers all.
 
     Args:
-        flags: As `TrialResult.flags`.
+        values: As `TrialResult.flags`.
     """
-    if not flags.get(trial.IN_NO_MASK):
+    if not values.get(flags.IN_NO_MASK):
         return ""
-    return f"{UNMASKED} {UNMASKED_DETAIL}".format(**_unmasked_values(flags))
+    return f"{UNMASKED} {UNMASKED_DETAIL}".format(**_unmasked_values(values))
 
 
-def _unmasked_values(flags: Mapping[str, float]) -> Values:
+def _unmasked_values(values: Mapping[str, float]) -> Values:
     """Return the values of the sentence `UNMASKED`."""
     return {
-        "dense": flags[trial.IN_NO_MASK],
-        "trained": flags[trial.TRAINED_THEN],
-        "step": flags[trial.JOINED_AT],
+        "dense": values[flags.IN_NO_MASK],
+        "trained": values[flags.TRAINED_THEN],
+        "step": values[flags.JOINED_AT],
     }
 
 
 def pruned_copies(study: Analysis) -> Iterator[Values]:
     """Yield the weights in copies of the network that were pruned with it."""
     weights = 0.0
-    for result in with_flag(study, trial.COPIES):
-        weights = max(weights, result.flags[trial.COPIES])
+    for result in with_flag(study, flags.COPIES):
+        weights = max(weights, result.flags[flags.COPIES])
     if weights:
         yield {"weights": weights}
 

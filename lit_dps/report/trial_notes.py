@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import lit_dps.core.trial as trial
+import lit_dps.core.trial as flags
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.environment import DATA, KEY, SINCE, SOURCES, THREADS, UNKNOWN, versions_of
 from lit_dps.core.text import counted
@@ -171,9 +171,9 @@ def _schedules(study: Analysis) -> Iterator[tuple[str, float, int, int]]:
     """Yield cell, K* in steps, warm-up and length of the schedule of each K* trial with one."""
     for cell in study.cells:
         k_star = cell.k_star_steps
-        if cell.best is not None and k_star is not None and trial.SCHEDULE in cell.best.flags:
-            flags = cell.best.flags
-            yield str(cell.cell), k_star, int(flags[trial.WARM_UP]), int(flags[trial.SCHEDULE])
+        if cell.best is not None and k_star is not None and flags.SCHEDULE in cell.best.flags:
+            of_best = cell.best.flags
+            yield str(cell.cell), k_star, int(of_best[flags.WARM_UP]), int(of_best[flags.SCHEDULE])
 
 
 def warm_up_notes(results: Sequence[TrialResult], k_of: Mapping[int, float]) -> list[str]:
@@ -183,7 +183,7 @@ def warm_up_notes(results: Sequence[TrialResult], k_of: Mapping[int, float]) -> 
         results: Trials of the study; nothing is noted where their warm-ups differ.
         k_of: Predicted K by batch size.
     """
-    warm_ups = {result.flags[trial.WARM_UP] for result in results if trial.WARM_UP in result.flags}
+    warm_ups = {result.flags[flags.WARM_UP] for result in results if flags.WARM_UP in result.flags}
     if len(warm_ups) != 1:
         return []
     warm_up = warm_ups.pop()
@@ -239,14 +239,14 @@ FAILURES = (
         Level.WEAK,
     ),
     Note(
-        partial(share_of_steps, flag=trial.SHORT_STEPS),
+        partial(share_of_steps, flag=flags.SHORT_STEPS),
         "Some steps had fewer than B examples in {count} of {trials}: set drop_last or use an "
         "endless loader.",
         "They are up to {share} of a trial's steps, at the end of an epoch or of a length class.",
         Level.WEAK,
     ),
     Note(
-        partial(share_of_steps, flag=trial.UNCOUNTED_STEPS),
+        partial(share_of_steps, flag=flags.UNCOUNTED_STEPS),
         "The number of examples is unknown for some steps of {count} of {trials}: use a DataLoader "
         "with a sampler.",
         "They are up to {share} of a trial's steps. B is the configured batch size there.",
@@ -256,22 +256,22 @@ FAILURES = (
 
 ENGINES = (
     Note(
-        partial(trials_with_flag, flag=trial.STACKED),
+        partial(trials_with_flag, flag=flags.STACKED),
         "{trials_were} trained stacked, which equals single training in distribution, not bit for "
         "bit. K* of one trial can differ by some validations.",
     ),
     Note(
-        partial(trials_with_flag, flag=trial.SPARSE_KERNELS),
+        partial(trials_with_flag, flag=flags.SPARSE_KERNELS),
         "{trials_were} trained by convolutions that skip pruned weights, which equals dense "
         "training in distribution, not bit for bit.",
     ),
     Note(
-        partial(trials_with_flag, flag=trial.RANKS),
+        partial(trials_with_flag, flag=flags.RANKS),
         "{trials_were} trained on {values} ranks, which equals one process in distribution, not "
         "bit for bit.",
     ),
     Note(
-        partial(trials_with_flag, flag=trial.PEAK_OF_PROCESS),
+        partial(trials_with_flag, flag=flags.PEAK_OF_PROCESS),
         "{trials_were} measured with the peak memory since the process began, which includes "
         "earlier trials. This system cannot reset it.",
     ),
@@ -413,7 +413,7 @@ def training_loops(study: Analysis) -> Iterator[Values]:
     """Yield trials of Lightning's loop beside trials of other loops."""
     engines = Counter(result.engine for result in trials_and_repeats(study))
     engines.pop("", None)  # of trials of an earlier version
-    lightning = engines.pop(trial.LIGHTNING, 0)
+    lightning = engines.pop(flags.LIGHTNING, 0)
     if lightning and engines:
         others = [f"{number} in the loop {engine}" for engine, number in sorted(engines.items())]
         yield {"trials": counted(lightning, "trial"), "others": ", ".join(others)}
@@ -423,7 +423,7 @@ def slower_loops(study: Analysis) -> Iterator[Values]:
     """Yield each reason why trials did not run in the fastest loop."""
     reasons = Counter(result.engine_reason for result in trials_and_repeats(study))
     for reason, number in reasons.most_common():
-        if reason not in ("", trial.ENGINE_SET):
+        if reason not in ("", flags.ENGINE_SET):
             yield {"trials": counted(number, "trial"), "reason": reason}
 
 

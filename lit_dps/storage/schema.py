@@ -283,9 +283,9 @@ KIND_TAG = "lit_dps.kind"  # study, cell, trial or repeat
 CELL_TAG = "lit_dps.cell"  # the cell, as `Cell.stored_name`; absent on runs of studies
 SPACE_TAG = "lit_dps.space"  # the search space, as expanded last; on runs of studies only
 # The following tags are on the runs of trials and repeats only.
-POINT_TAG = "lit_dps.point"
-REPEAT_TAG = "lit_dps.repeat"  # the number of the repeat; absent except for repeats
-ATTEMPT_TAG = "lit_dps.attempt"  # the number of the Optuna trial that the run shows
+POINT_TAG = "lit_dps.point"  # an integer, the place of the trial in the search
+REPEAT_TAG = "lit_dps.repeat"  # an integer, the number of the repeat; absent except for repeats
+ATTEMPT_TAG = "lit_dps.attempt"  # an integer, the number of the Optuna trial that the run shows
 STATUS_TAG = "lit_dps.status"  # the trial's `Status`
 FAILURE_TAG = "lit_dps.failure"  # why it failed or stopped, in one line; absent if it did not
 

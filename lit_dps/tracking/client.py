@@ -232,7 +232,12 @@ def why_broken(file: Path) -> str:
     try:
         address = f"{file.absolute().as_uri()}?mode=ro"
         with closing(sqlite3.connect(address, uri=True)) as database:
-            return _why_tables_broken(database)
+            why = _why_tables_broken(database)
+            (page,) = database.execute("PRAGMA page_size").fetchone()
+            # SQLite reads the missing end of the last page as zeros.
+            if not why and file.stat().st_size % page:
+                why = "it is truncated"
+            return why
     except sqlite3.DatabaseError as error:
         if is_damage(str(error)):
             return str(error)

@@ -18,7 +18,7 @@ from matplotlib.ticker import LogLocator
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.observations import AT_LEAST, AT_MOST, Observation
 from lit_dps.analysis.tables import numbers, where
-from lit_dps.core.text import DURATION_UNITS, counted
+from lit_dps.core.text import counted, duration_unit
 
 # Marker and meaning of an observation, by its bound.
 MARKERS = {0: ("o", "measured"), AT_LEAST: ("^", "not reached by then"), AT_MOST: ("v", "at most")}
@@ -81,12 +81,9 @@ def draw_advice(
 def _unit(table: pd.DataFrame) -> _Unit:
     """Return the unit of time that suits the fastest row."""
     seconds = 3600 * min(table["hours"], default=0.0)
-    for name, size, smallest in DURATION_UNITS:
-        if seconds >= smallest:
-            return _Unit(name, 3600 / size)
-        if name == "s":
-            break
-    return _Unit("s", 3600.0)
+    # The axis has no unit below a second.
+    name, size = duration_unit(max(seconds, 1.0))
+    return _Unit(name, 3600 / size)
 
 
 def _draw_steps(ax: Axes, table: pd.DataFrame, observations: Sequence[Observation]) -> None:

@@ -44,6 +44,7 @@ BREAKS = {
     "half made": lambda file: (file.unlink(), half_made(file)),
     "garbage": lambda file: file.write_bytes(b"no database" * 100),
     "truncated": lambda file: os.truncate(file, file.stat().st_size // 2),
+    "truncated in its last page": lambda file: os.truncate(file, file.stat().st_size - 1),
     "no experiment": without_experiment,
     "no version": without_version,
 }
