@@ -19,7 +19,7 @@ from lit_dps.core.identity import OBJECTS
 from lit_dps.core.record import setting
 from lit_dps.core.user_code import is_user_file, texts_in
 from lit_dps.training.code_tree import strip_docstrings
-from lit_dps.training.object_text import MAIN
+from lit_dps.training.object_paths import MAIN
 from lit_dps.training.user_objects import hashes_of_class
 
 LENGTH = 16  # hexadecimal digits of a hash

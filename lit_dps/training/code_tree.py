@@ -13,7 +13,9 @@ from inspect import getattr_static
 from typing import Any, NamedTuple
 
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-_READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF")
+# From Python 3.12 on, the body of a class reads with LOAD_FROM_DICT_OR.
+_GLOBAL_READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+_OUTER_READS = ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 _PADDING = ("CACHE", "PRECALL", "PUSH_NULL", "EXTENDED_ARG", "NOP")
 # Functions whose results differ in each process.
@@ -178,19 +180,21 @@ class Read(NamedTuple):
     """A variable that code reads, with the attributes and elements that follow it.
 
     `args.width` has the name "args" and the path (("attribute", "width"),). In `CONFIG["width"]`
-    the path is (("element", "width"),).
+    the path is (("element", "width"),). `is_outer` is True for a variable of an outer function.
     """
 
     name: str
     path: tuple[tuple[str, Any], ...]
+    is_outer: bool
 
 
 def values_read(code: types.CodeType) -> Iterator[Read]:
     """Yield the global and outer variables that code reads, also in its inner functions."""
     instructions = [each for each in dis.get_instructions(code) if each.opname not in _PADDING]
     for i, instruction in enumerate(instructions):
-        if instruction.opname in _READS:
-            yield Read(instruction.argval, tuple(_path_from(instructions, i + 1)))
+        is_outer = instruction.opname in _OUTER_READS
+        if is_outer or instruction.opname in _GLOBAL_READS:
+            yield Read(instruction.argval, tuple(_path_from(instructions, i + 1)), is_outer)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from values_read(constant)
@@ -228,8 +232,16 @@ def follow(value: Any, path: Sequence[tuple[str, Any]]) -> tuple[Any, str]:
         # A container of a library may fail in any way.
         except Exception:
             break
-        if getattr(inner, "__self__", None) is value:
+        if attribute_or_none(inner, "__self__") is value:
             break
         value = inner
         text += f"[{key!r}]" if kind == "element" else f".{key}"
     return value, text
+
+
+def attribute_or_none(item: Any, name: str) -> Any:
+    """Return an attribute; None without it, or if a method of the user fails to return it."""
+    try:
+        return getattr(item, name, None)
+    except Exception:
+        return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,12 +9,13 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 import numpy as np
-from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
 
 from lit_dps.core.text import shorten
-from lit_dps.training.method_attributes import stored_by_user, stored_in_use
-from lit_dps.training.object_text import attributes_of, describe, is_of_user, shape_of
+from lit_dps.training.code_tree import attribute_or_none
+from lit_dps.training.method_attributes import stored_in_use
+from lit_dps.training.object_paths import is_of_user, path_of
+from lit_dps.training.object_text import attributes_of, describe, settings_of, shape_of
 from lit_dps.training.shown_text import shown_without_address
 
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
@@ -57,7 +57,7 @@ class _Facts:
 
     def add(self, name: str, value: Any, place: str = "", text: str | None = None) -> None:
         if text is None:
-            text = describe(value).text
+            text = repr(describe(value, known=self.parts)[:2])
         self.facts[name] = _Fact(text, value, place)
 
     def shown(self, name: str) -> str:
@@ -134,21 +134,20 @@ def _added_place(new: _Facts, place: str) -> str:
 
 def facts_of(instance: Any) -> _Facts:
     """Return what determines how an object trains, except values of weights."""
-    facts = _Facts()
+    facts = _Facts(parts=dict(_parts_of(instance)))
     for name, value in dict(instance.hparams).items():
         if is_plain(value):
             facts.add(f"hparams.{name}", value)
-    facts.parts = dict(_parts_of(instance))
     if isinstance(instance, nn.Module):
         _add_weights(facts, instance)
     for path, part in facts.parts.items():
         if isinstance(part, nn.Module) and part is not instance:
-            facts.add(f"the class of {path}", type(part), path, type(part).__qualname__)
+            facts.add(f"the class of {path}", type(part), path, path_of(type(part)))
         if isinstance(part, nn.Module):
             hooks = len(part._forward_hooks) + len(part._forward_pre_hooks)
             shown = path or "the module"
             facts.add(f"the number of hooks of {shown}", f"{hooks} hooks", path, str(hooks))
-        for name, value in _compared_attributes(part):
+        for name, value in settings_of(part):
             _add_attribute(facts, f"{path}.{name}".lstrip("."), value)
     return facts
 
@@ -156,8 +155,6 @@ def facts_of(instance: Any) -> _Facts:
 def _add_attribute(facts: _Facts, place: str, value: Any) -> None:
     if any(value is part for part in facts.parts.values()):
         facts.add(place, value, place, f"object of {type(value).__qualname__}")
-    elif isinstance(value, types.MethodType):
-        facts.add(place, value, place, f"method {value.__func__.__qualname__}")
     else:
         facts.add(place, value, place)
     # Of random contents, the size is compared.
@@ -188,7 +185,7 @@ def _parts_of(instance: Any) -> Iterator[tuple[str, Any]]:
     while remaining:
         path, part = remaining.pop(0)
         yield path, part
-        for name, value in _compared_attributes(part):
+        for name, value in settings_of(part):
             if id(value) not in seen and _is_users_object(value):
                 seen.add(id(value))
                 remaining.append((f"{path}.{name}".lstrip("."), value))
@@ -200,25 +197,12 @@ def _is_users_object(value: Any) -> bool:
     return is_of_user(type(value)) and any(True for _ in attributes_of(value))
 
 
-def _compared_attributes(part: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes that the user sets, by name. Lightning and PyTorch set others."""
-    if not isinstance(part, (nn.Module, LightningDataModule)):
-        yield from attributes_of(part)
-        return
-    stored = stored_by_user(type(part))
-    for name, value in vars(part).items():
-        if name in ("training", "trainer"):
-            continue
-        if not name.startswith("_") or stored.has(name):
-            yield name, value
-
-
 def _shown(value: Any) -> str:
     if isinstance(value, _ARRAYS):
         return f"{type(value).__name__} {shape_of(value)}"
     if isinstance(value, str):
         return value
-    name = getattr(value, "__qualname__", None)
+    name = attribute_or_none(value, "__qualname__")
     if isinstance(name, str):
         return name
     return shown_without_address(value) or type(value).__name__

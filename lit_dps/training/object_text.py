@@ -15,13 +15,12 @@ import os
 import re
 import sys
 import types
-from argparse import Namespace
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, MappingView, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import MISSING
 from enum import Enum
 from io import IOBase
-from types import SimpleNamespace
 from typing import Any, NamedTuple, get_args, get_origin
 
 import numpy as np
@@ -33,17 +32,25 @@ from torch.utils.data import Dataset
 from torchmetrics import Metric
 
 from lit_dps.core.environment import UNKNOWN
-from lit_dps.core.identity import OBJECTS
-from lit_dps.core.user_code import is_user_module
 from lit_dps.pruning.mask import GENERATORS, MAX_LENGTH
-from lit_dps.training.code_tree import code_text, follow, is_set_by_clock, values_read
-from lit_dps.training.method_attributes import stored_in_use
+from lit_dps.training.code_tree import (
+    attribute_or_none,
+    code_text,
+    follow,
+    is_set_by_clock,
+    values_read,
+)
+from lit_dps.training.method_attributes import stored_by_user, stored_in_use
+from lit_dps.training.object_paths import (
+    PROCESS_MODULES,
+    is_found_by_path,
+    is_of_user,
+    is_users_module,
+    module_name,
+    path_of,
+)
 from lit_dps.training.shown_text import SCALARS, pandas_parts, shown_without_address
 
-# The script or notebook, which workers import under another name.
-MAIN = ("__main__", "__mp_main__")
-# Modules of this process alone: the script or notebook, and classes without an importable path.
-_PROCESS_MODULES = (*MAIN, OBJECTS)
 # A text form may be shortened. Of a library's container it rarely has all elements.
 _SHORTENED = re.compile(r"\.\.\.|…")
 _SHOWN_WHOLE = (range, str, bytes, bytearray, np.generic, np.dtype)
@@ -70,15 +77,18 @@ class Description(NamedTuple):
     opaque: tuple[str, ...]
 
 
-def describe(item: Any, name: str = "", is_tree: bool = True) -> Description:
+def describe(
+    item: Any, name: str = "", is_tree: bool = True, known: Mapping[str, Any] | None = None
+) -> Description:
     """Return the description of a function, a class or an object.
 
     Args:
         item: The item.
         name: Its name, which begins the names of its parts.
         is_tree: Whether to describe code by its syntax tree, and not by its source.
+        known: Objects by path, which are described by their path alone.
     """
-    describer = _Describer(is_tree)
+    describer = _Describer(is_tree, known or {})
     describer.read[name] = ""  # for code that reads its own name
     text = describer.describe_whole(item, name)
     del describer.read[name]
@@ -112,11 +122,11 @@ class _Describer:
         opaque: Names of the parts that have no description other than their class.
     """
 
-    def __init__(self, is_tree: bool):
+    def __init__(self, is_tree: bool, known: Mapping[str, Any]):
         self.read: dict[str, str] = {}
         self.opaque: list[str] = []
         self._is_tree = is_tree
-        self._texts: dict[int, str] = {}
+        self._texts = {id(part): f"part {path!r}" for path, part in known.items()}
         self._items: list[Any] = []  # an id is unique only as long as its object lives
 
     def describe_whole(self, item: Any, name: str) -> str:
@@ -139,7 +149,8 @@ class _Describer:
     def describe(self, item: Any, name: str) -> str:
         """Return the description of an item; `name` is its path for `opaque`."""
         if isinstance(item, Enum):
-            return f"{_path_of(type(item))}.{item.name} {self.describe(item.value, name)}"
+            value = self.describe(item.value, name)
+            return f"{self._type(item, name)}.{item.name} {value}"
         if type(item) in SCALARS:
             return repr(item)
         if id(item) in self._texts:
@@ -169,10 +180,10 @@ class _Describer:
             return "method" + self._parts(parts.items(), name)
         if isinstance(item, types.BuiltinFunctionType):
             return self._builtin(item, name)
-        if _is_found_by_path(item):
-            if item.__module__ in _PROCESS_MODULES:
-                self._add_read(_path_of(item), item)
-            return _path_of(item)
+        if is_found_by_path(item):
+            if item.__module__ in PROCESS_MODULES:
+                self._add_read(path_of(item), item)
+            return path_of(item)
         if isinstance(item, types.FunctionType):
             return self._function(item, name)
         if isinstance(item, type):
@@ -182,7 +193,7 @@ class _Describer:
             return "type" + self._parts(parts.items(), name)
         if item is os.environ or isinstance(item, logging.Logger):
             # Their values belong to the process, as those of a module of Python do.
-            return f"{_path_of(type(item))} {getattr(item, 'name', '')}"
+            return f"{path_of(type(item))} {module_name(getattr(item, 'name', ''))}"
         for stream in _STREAMS:
             if item is getattr(sys, stream) or item is getattr(sys, f"__{stream}__"):
                 return f"sys.{stream}"
@@ -191,9 +202,9 @@ class _Describer:
             return self._collection(item, name)
         if isinstance(item, (set, frozenset)):
             elements = sorted(self.describe(each, f"{name}[]") for each in item)
-            return _path_of(type(item)) + repr([len(item), *elements])
+            return self._type(item, name) + repr([len(item), *elements])
         if isinstance(item, (list, tuple, deque)):
-            return _path_of(type(item)) + repr(self._elements(item, name))
+            return self._type(item, name) + repr(self._elements(item, name))
         if is_library and isinstance(item, (Sequence, MappingView)):
             return self._collection(item, name)
         return self._object(item, name)
@@ -217,8 +228,17 @@ class _Describer:
         # A collection of a library may fail, such as a closed file.
         except Exception:
             self.opaque.append(name)
-            return _path_of(type(item)) + shown_without_address(item)
-        return _path_of(type(item)) + repr([self._elements(part, name) for part in parts])
+            return self._type(item, name) + shown_without_address(item)
+        texts = [self._elements(part, name) for part in parts]
+        if isinstance(item, defaultdict):
+            texts.append([self.describe(item.default_factory, name)])
+        return self._type(item, name) + repr(texts)
+
+    def _type(self, item: Any, name: str) -> str:
+        """Return the path of the class of an item; of a class of the user its description."""
+        if is_of_user(type(item)):
+            return self.describe(type(item), name)
+        return path_of(type(item))
 
     def _parts(self, parts: Any, name: str) -> str:
         texts = []
@@ -266,7 +286,7 @@ class _Describer:
         code = function.__code__
         module = function.__globals__.get("__name__", "")
         wrapped = getattr(function, "__wrapped__", None)
-        if wrapped is not None and not _is_users_module(module):
+        if wrapped is not None and not is_users_module(module):
             # The wrapper of a library's decorator. The code of `wrapped` begins with the decorator.
             return code.co_qualname + self._parts({"wrapped": wrapped}.items(), name)
         held: dict[str, Any] = {
@@ -276,9 +296,12 @@ class _Describer:
         outer = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
         names = []
         for read in values_read(code):
-            if read.name == "__class__":  # the class that defines a method, for super()
+            # The class that defines a method, for super(), and the name that a worker changes.
+            if read.name in ("__class__", "__name__"):
                 continue
-            if read.name in outer:
+            if read.is_outer:
+                if read.name not in outer:  # a local variable that an inner function reads
+                    continue
                 with suppress(ValueError):  # an empty cell
                     value, path = follow(outer[read.name].cell_contents, read.path)
                     if is_whole:
@@ -286,12 +309,12 @@ class _Describer:
                         self._add_read(names[-1], value)
                     else:
                         held[f"{read.name}{path}"] = value
-            elif read.name in function.__globals__ and _is_users_module(module):
+            elif read.name in function.__globals__ and is_users_module(module):
                 value, path = follow(function.__globals__[read.name], read.path)
-                if isinstance(value, types.ModuleType) or _is_found_by_path(value):
+                if isinstance(value, types.ModuleType) or is_found_by_path(value):
                     held[f"{read.name}{path}"] = value
                     continue
-                names.append(f"{_module_name(module)}.{read.name}{path}")
+                names.append(f"{module_name(module)}.{read.name}{path}")
                 if is_set_by_clock(sys.modules.get(module), read.name):
                     self.opaque.append(names[-1])
                 else:
@@ -304,14 +327,14 @@ class _Describer:
         if path in self.read:
             return
         self.read[path] = ""  # for code that calls itself
-        if _is_found_by_path(value) and value.__module__ in _PROCESS_MODULES:
+        if is_found_by_path(value) and value.__module__ in PROCESS_MODULES:
             self.read[path] = self.describe_whole(value, path)
         else:
             self.read[path] = self.describe(value, path)
 
     def _class(self, cls: type, name: str) -> str:
         """Return the bases of a class, its methods, and its other attributes."""
-        texts = [_path_of(cls)]
+        texts = [path_of(cls)]
         for base in cls.__bases__:
             texts.append(self.describe(base, name))
         is_dataclass = "__dataclass_fields__" in vars(cls)
@@ -323,13 +346,19 @@ class _Describer:
                     texts.append(f"{key} {self._function(function, f'{name}.{key}')}")
             is_special = key.startswith("_abc_") or (key.startswith("_") and key.endswith("_"))
             if not functions and not is_special:
-                texts.append(self._parts([(key, getattr(member, "__func__", member))], name))
+                texts.append(
+                    self._parts([(key, attribute_or_none(member, "__func__") or member)], name)
+                )
         if issubclass(cls, Enum):
             texts.append(self._parts(cls.__members__.items(), name))
         if is_dataclass:
             for field in vars(cls)["__dataclass_fields__"].values():
-                parts = {"default": field.default, "factory": field.default_factory}
-                texts.append(f"{field.name} {field.type}" + self._parts(parts.items(), name))
+                parts = {"type": field.type}
+                if field.default is not MISSING:
+                    parts["default"] = field.default
+                if field.default_factory is not MISSING:
+                    parts["factory"] = field.default_factory
+                texts.append(field.name + self._parts(parts.items(), name))
         return repr(texts)
 
     # ---- Other objects ----
@@ -383,7 +412,7 @@ class _Describer:
         self.opaque = opaque
 
     def _module(self, module: nn.Module, name: str) -> str:
-        """Return the classes, public attributes and buffers of submodules, and shapes of weights.
+        """Return the classes, settings and buffers of submodules, and shapes of weights.
 
         The values of weights are left out, because a trial may train them in place.
         """
@@ -391,12 +420,10 @@ class _Describer:
         for path, part in module.named_modules():
             described = {"class": type(part)}
             stored = stored_in_use(type(part)) if is_of_user(type(part)) else None
-            for key, value in vars(part).items():
-                if key.startswith("_") or key in ("training", "trainer"):
-                    continue
+            for key, value in settings_of(part):
                 if stored is not None and stored.has(key):
                     self.opaque.append(".".join(filter(None, (name, path, key))))
-                elif _is_setting(value):
+                else:
                     described[key] = value
             texts.append([path, self._parts(described.items(), f"{name}.{path}".rstrip("."))])
             if not isinstance(part, _RUNNING):
@@ -408,13 +435,6 @@ class _Describer:
         if any(True for _ in module.parameters()):
             self.opaque.append(f"{name}.parameters")
         return repr(texts)
-
-
-def _is_setting(value: Any) -> bool:
-    """Return True for an attribute of a module that decides what it computes."""
-    if type(value) in SCALARS or isinstance(value, (list, tuple, dict, Enum)):
-        return True
-    return callable(value) or is_of_user(type(value))
 
 
 def shape_of(item: Any) -> tuple[int, ...] | str:
@@ -437,29 +457,25 @@ def attributes_of(item: Any) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _path_of(item: Any) -> str:
-    return f"{_module_name(item.__module__)}.{item.__qualname__}"
-
-
-def _module_name(name: str) -> str:
-    """Return the name of a module; the script has the same name in all processes."""
-    return MAIN[0] if name in MAIN else name
-
-
-def _is_found_by_path(item: Any) -> bool:
-    """Return True for a class or function that its module has under its name."""
-    name = getattr(item, "__qualname__", None)
-    if not isinstance(name, str):
-        return False
-    found: Any = sys.modules.get(str(getattr(item, "__module__", None)))
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found is item
+def settings_of(part: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes that the user sets, by name. Lightning and PyTorch set others."""
+    if not isinstance(part, (nn.Module, LightningDataModule)):
+        yield from attributes_of(part)
+        return
+    stored = stored_by_user(type(part))
+    states = getattr(part, "_defaults", {}) if isinstance(part, Metric) else {}
+    for name, value in vars(part).items():
+        if name in ("training", "trainer") or name in states:
+            continue
+        if not name.startswith("_") or stored.has(name):
+            yield name, value
 
 
 def _methods_of(cls: type, member: Any) -> list[types.FunctionType]:
     """Return the functions of a member of a class that its body defines."""
-    candidates = [member, getattr(member, "__func__", None), getattr(member, "func", None)]
+    candidates = [member]
+    for key in ("__func__", "func"):
+        candidates.append(attribute_or_none(member, key))
     if isinstance(member, property):
         candidates = [member.fget, member.fset]
     methods = []
@@ -468,14 +484,3 @@ def _methods_of(cls: type, member: Any) -> list[types.FunctionType]:
         if is_function and each.__qualname__.startswith(f"{cls.__qualname__}."):
             methods.append(each)
     return methods
-
-
-def is_of_user(cls: type) -> bool:
-    """Return True for a class of the user or of lit_dps, and for containers of any attributes."""
-    if cls in (SimpleNamespace, Namespace) or cls.__module__.startswith("lit_dps."):
-        return True
-    return _is_users_module(cls.__module__)
-
-
-def _is_users_module(name: str) -> bool:
-    return name in _PROCESS_MODULES or is_user_module(name)

@@ -9,8 +9,9 @@ import re
 import subprocess
 import sys
 import threading
+import types
 import typing
-from collections import UserDict, UserList
+from collections import UserDict, UserList, defaultdict
 from enum import Enum
 from os import environ
 from types import MappingProxyType, SimpleNamespace
@@ -21,6 +22,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
+from torchmetrics import MeanMetric
 
 from lit_dps.core.environment import UNKNOWN
 from lit_dps.training.object_text import code_hashes, describe
@@ -113,6 +115,12 @@ def table_of(columns, index=None):
     return pandas.DataFrame(columns, index=index)
 
 
+class AttrDict(dict):
+    """The usual dict with attributes, which raises KeyError for an attribute that it lacks."""
+
+    __getattr__ = dict.__getitem__
+
+
 class Stateless:
     def __call__(self, lr=0.1):
         return None
@@ -149,6 +157,8 @@ class Stateless:
         lambda width: {1: width}.items(),
         lambda width: tuple[typing.Literal[width], ...],
         lambda width: [typing.Callable[..., typing.Literal[width]], sys.stdout],
+        lambda width: defaultdict(lambda: width),
+        lambda width: AttrDict(width=width),
     ],
 )
 def test_texts_differ_by_values_in_partials_objects_methods_and_closures(value):
@@ -275,6 +285,12 @@ class Body(nn.Module):
         return x
 
 
+class Private(nn.Module):
+    def __init__(self, value):
+        super().__init__()
+        self._value = value
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -284,16 +300,87 @@ class Body(nn.Module):
         (Enum("Mode", {"A": 1}).A, Enum("Mode", {"A": 2}).A),
         (Make(1), Make(2)),
         (nn.BCELoss(torch.tensor(1.0)), nn.BCELoss(torch.tensor(2.0))),
+        (torch.tensor([1.0, 9.0]), torch.tensor([9.0, 1.0])),
+        (np.ones(2), np.zeros(2)),
+        (np.float32(1), np.float32(2)),
+        ({"a"}, {"b"}),
+        (torch.float32, torch.float16),
+        (torch.device("cpu"), torch.device("meta")),
     ],
 )
 def test_a_module_is_described_by_its_settings(one, other):
     text = texts_of(reader_of(Body(act=one)), "model")
     assert texts_of(reader_of(Body(act=one)), "model") == text
     assert texts_of(reader_of(Body(act=other)), "model") != text
+    assert texts_of(reader_of(Private(one))) == texts_of(reader_of(Private(one)))
+    assert texts_of(reader_of(Private(one))) != texts_of(reader_of(Private(other)))
     used = Body(act=one)
     used(1)
     described = describe(reader_of(used), "model")
     assert described[:2] == text and described.opaque == ("model.value.calls",)
+
+
+def test_states_of_a_metric_are_no_settings():
+    metric = MeanMetric()
+    before = texts_of(reader_of(metric))
+    metric.update(3.0)
+    assert texts_of(reader_of(metric)) == before
+
+
+CLASSES = """
+import typing, collections, enum, logging, dataclasses
+class Config(typing.NamedTuple):
+    width: int = 64
+    def network(self): return "relu"
+class Table(dict):
+    def network(self): return "relu"
+class Row(list):
+    def network(self): return "relu"
+class Marks(set):
+    def network(self): return "relu"
+class Kind(enum.Enum):
+    A = 1
+    def network(self): return "relu"
+@dataclasses.dataclass
+class Plan:
+    kind: Kind
+    steps: int = 3
+    def network(self): return logging.getLogger(__name__), LOG
+LOG = logging.getLogger(__name__)
+VALUES = [Config(), Table(a=1), Row([1]), Marks([1]), Kind.A, Plan(Kind.A)]
+"""
+
+
+def hashes_in_script(monkeypatch, code: str, function: str, module: str = "__main__"):
+    """The hashes of a function of a script."""
+    names = types.ModuleType(module)
+    monkeypatch.setitem(sys.modules, module, names)
+    file = f"<script {hash(code)}>"
+    linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)
+    exec(compile(code, file, "exec"), vars(names))
+    return code_hashes(eval(function, vars(names)), "model")
+
+
+@pytest.mark.parametrize("i", range(5))
+def test_methods_of_collections_and_of_members_of_an_enum_are_described(monkeypatch, i):
+    function = f"lambda lr=0.1: VALUES[{i}].network()"
+    before = hashes_in_script(monkeypatch, CLASSES, function)
+    assert hashes_in_script(monkeypatch, CLASSES, function) == before
+    parts = CLASSES.split('"relu"')
+    parts[i] += '"tanh"' + parts.pop(i + 1)
+    after = hashes_in_script(monkeypatch, '"relu"'.join(parts), function)
+    assert UNKNOWN not in before.values() and after != before
+
+
+def test_loggers_and_names_of_a_script_are_equal_in_its_workers(monkeypatch):
+    function = "lambda lr=0.1: (LOG, VALUES[5].network())"
+    before = hashes_in_script(monkeypatch, CLASSES, function)
+    assert hashes_in_script(monkeypatch, CLASSES, function, "__mp_main__") == before
+    assert {"__main__.LOG", "__main__.Plan", "__main__.Kind"} <= before.keys()
+    # A field without a default has no value that cannot be compared.
+    assert UNKNOWN not in before.values()
+    changed = CLASSES.replace("steps: int", "steps: float")
+    assert hashes_in_script(monkeypatch, changed, function) != before
 
 
 def test_a_lambda_is_described_by_its_whole_expression_and_by_nothing_else():

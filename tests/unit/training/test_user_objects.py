@@ -146,6 +146,24 @@ class Scale:
     def __init__(self, factor: float):
         self.factor = factor
 
+    def apply(self, x):
+        return self.factor * x
+
+
+def smooth_loss(share: float):
+    def loss(x, y):
+        return nn.functional.cross_entropy(x, y, label_smoothing=share)
+
+    return loss
+
+
+class AttrDict(dict):
+    __getattr__ = dict.__getitem__
+
+
+# The name of a class that PyTorch has too.
+Tanh = type("Tanh", (nn.Module,), {})
+
 
 class Parts(LightningModule):
     def __init__(self, lr: float = 0.1):
@@ -158,7 +176,15 @@ class Parts(LightningModule):
         self.noise = torch.rand(2)
         self.steps = [Scale(0.5), nn.functional.dropout]
         self.mode = Mode.A
+        self.loss_of_class = smooth_loss(0.1)
+        self.partial = functools.partial(smooth_loss(0.1), y=0)
+        self.settings = AttrDict(width=3)
+        self.method = self.refresh
+        self.scale = Scale(0.5).apply
         self.layer.register_forward_hook(print)
+
+    def refresh(self) -> None:
+        """A method that the object keeps, with weights that training changes."""
 
     @rank_zero_only
     def on_train_start(self) -> None:
@@ -202,6 +228,7 @@ class Transformed(LightningDataModule):
         self.bs = bs
         self.transform = Scale(0.5)
         self.shape = torch.Size([2, 2])
+        self.apply = Scale(0.5).apply
 
 
 @pytest.mark.parametrize(
@@ -220,6 +247,15 @@ class Transformed(LightningDataModule):
         (lambda net: setattr(net, "mode", Mode.B), "mode"),
         (lambda net: setattr(net, "steps", [Scale(0.7), nn.functional.dropout]), "steps"),
         (lambda net: setattr(net, "steps", [Scale(0.5)]), "steps"),
+        (lambda net: setattr(net, "loss_of_class", smooth_loss(0.3)), "loss_of_class"),
+        (
+            lambda net: setattr(net, "partial", functools.partial(smooth_loss(0.3), y=0)),
+            "partial",
+        ),
+        (lambda net: setattr(net, "scale", Scale(0.7).apply), "scale"),
+        (lambda net: setattr(net, "method", net.on_fit_start), "method"),
+        (lambda net: setattr(net, "active", Tanh()), "the class of active"),
+        (lambda net: setattr(net, "settings", AttrDict(width=4)), "settings"),
         (lambda net: net.layer.requires_grad_(False), "requires_grad of layer.weight"),
         (lambda net: net.double(), "the type of layer.weight"),
         (lambda net: net.layer.register_forward_hook(print), "the number of hooks of layer"),
@@ -377,6 +413,12 @@ def test_a_data_module_with_another_transform_is_refused():
             config_of("data", data)
         assert "but transform" in refused.value.allowed
     data.transform = Scale(0.5)
+    data.apply = Scale(0.7).apply
+    with refuses("data", "Transformed") as refused:
+        config_of("data", data)
+    assert "but apply of the object" in refused.value.allowed
+    data.apply = Scale(0.5).apply
+    assert config_of("data", data).config["init_args"] == {"bs": 8}
     data.folds = 3
     with refuses("data", "Transformed"):
         config_of("data", data)
