@@ -28,12 +28,17 @@ def print_cost(question: Question, clock: Clock) -> None:
         trainings = max_trainings(question, batch_size)
         noise = NOISE_READING_SHARE if question.reads_noise else 0.0
         training = (trainings + noise) * question.training_seconds
-        clock.announced = clock.spent + training + question.other_seconds(1 + LIKELY_RUNS)
+        clock.announce(clock.spent + training + question.other_seconds(1 + LIKELY_RUNS))
+        total = f"With start and figures it is at most about {clock.announced_text}."
+        if clock.was_announced:
+            total = (
+                f"An earlier command announced at most about {clock.announced_text} with start "
+                f"and figures; {format_duration(clock.spent, 2)} are spent."
+            )
         print_line(
             "advice takes your run, and for runs at larger batch sizes at most about "
             f"{trainings - 1:g} times as long. If your run takes all of its {max_steps} "
-            f"steps, that is {format_duration(training, 2)} of training. With start and "
-            f"figures it is at most about {clock.announced_text}."
+            f"steps, that is {format_duration(training, 2)} of training. {total}"
         )
         seconds = question.step_seconds_by_devices
         of_user = question.step_seconds_here(batch_size)

@@ -103,15 +103,26 @@ class Clock:
         store: Where the time is stored.
         spent: Seconds that earlier runs took.
         began: When this run began, on the monotonic clock; None is now.
+        announced: What an earlier run announced; infinite without one.
 
     Attributes:
         announced: The most seconds that the user was told that all runs take.
+        was_announced: Whether an earlier run told so. Its announcement stays: a later one would
+            include the time that is spent, and be kept always.
     """
 
-    def __init__(self, budget: float, store: AdviceStore, spent: float, began: float | None = None):
+    def __init__(
+        self,
+        budget: float,
+        store: AdviceStore,
+        spent: float,
+        began: float | None = None,
+        announced: float = math.inf,
+    ):
         self.budget = budget
         self.store = store
-        self.announced = math.inf
+        self.announced = announced
+        self.was_announced = announced < math.inf
         self._spent_before = spent
         self._stored = time.monotonic()
         if began is None:
@@ -134,6 +145,12 @@ class Clock:
     def announced_text(self) -> str:
         """The announced time, at most the budget, as text."""
         return format_duration(min(self.announced, self.budget), 2)
+
+    def announce(self, seconds: float) -> None:
+        """Store the most seconds of all runs, unless an earlier run announced them."""
+        if not self.was_announced:
+            self.announced = seconds
+            self.store.keep(announced=seconds)
 
     def save(self) -> None:
         """Store the time."""

@@ -136,11 +136,12 @@ class Course:
         """Print the most time that the runs take."""
         training = max(self.remaining_seconds(), 0.0)
         clock = self.clock
-        clock.announced = clock.spent + training + self.question.other_seconds(LIKELY_RUNS)
-        print_line(
-            f"  runs at larger batch sizes take at most {format_duration(training, 2)}; the "
-            f"command takes at most about {clock.announced_text} in all"
-        )
+        clock.announce(clock.spent + training + self.question.other_seconds(LIKELY_RUNS))
+        total = ""
+        if not clock.was_announced:
+            total = f"; the command takes at most about {clock.announced_text} in all"
+        duration = format_duration(training, 2)
+        print_line(f"  runs at larger batch sizes take at most {duration}{total}")
 
     # ---- The time for runs ----
 

@@ -174,7 +174,8 @@ def _check_and_ask(
     environment = environment_of(probe_study.setup, data)
     refuse_changed_sources(sources, environment[SOURCES])
     _refuse_changed_code(setup.study.name, stored.get("environment"), environment)
-    clock = Clock(options.budget, store, stored.get("spent", 0.0), began)
+    spent, announced = stored.get("spent", 0.0), stored.get("announced", math.inf)
+    clock = Clock(options.budget, store, spent, began, announced)
     if "timed" not in stored:
         _refuse_small_budget(clock)
     elif clock.budget < stored.get("budget", clock.spent):

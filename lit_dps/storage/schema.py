@@ -239,6 +239,11 @@ ADVICE_ATTRS = {
     "environment": Stored(dict, "Code and data of the first measurement."),
     "budget": Stored(NUMBER, "The budget of the last command, in s.", absent="without a budget"),
     "spent": Stored(NUMBER, "Time that all runs of the command have taken, in s."),
+    "announced": Stored(
+        NUMBER,
+        "The most time of all runs, in s, as the first command announced it last.",
+        absent="before 2026-11-29; for a method other than pilot",
+    ),
     "timed": Stored(list, "Timed steps: fields of `lit_dps.advice.step_time.Timed`."),
     "check": Stored(NUMBER, "Time of one validation at any batch size, in s."),
     "check_by_batch": Stored(

@@ -319,3 +319,16 @@ def test_the_announced_time_has_what_is_not_training(capsys):
     # Two pilots of 40 steps, 10 ms each, and the rest.
     assert course.clock.announced == pytest.approx(0.8 + 20.0, abs=0.1)
     assert "at most about 21 s in all" in capsys.readouterr().err
+
+
+def test_a_resumed_command_keeps_what_the_first_one_announced(capsys):
+    kept = {}
+    store = SimpleNamespace(keep=lambda **values: kept.update(values))
+    Clock(math.inf, store, 0.0).announce(100.0)
+    assert kept == {"announced": 100.0}
+    course = course_of(question_with(FakeStore(), 1e-12))
+    clock = Clock(math.inf, store, spent=90.0, announced=kept["announced"])
+    course = dataclasses.replace(course, clock=clock)
+    course.announce()
+    assert course.clock.announced == kept["announced"] == 100.0
+    assert " in all" not in capsys.readouterr().err
