@@ -16,6 +16,7 @@ KEY = "key"
 SINCE = "since"  # time of the first run in this environment: 2026-11-27 14:05
 THREADS = "threads"  # of each worker
 SOURCES = "sources"  # file of the user's code -> hashes of its bytes and of its syntax tree
+FORMER_SOURCE = 2  # index of a third hash, of a script's class: the only one in earlier versions
 # Values of the data's axes -> three hashes: of whole numbers and texts, of floats, and of the
 # processor and the versions that decide how floats are rounded.
 DATA = "data"
@@ -39,8 +40,11 @@ def key_of_code(environment: Mapping[str, Any]) -> str:
     for name, value in environment.items():
         if name not in (KEY, SINCE, DATA):
             content[name] = value
-    # The last hash of a file is of its syntax tree.
-    content[SOURCES] = {file: hashes[-1] for file, hashes in content.get(SOURCES, {}).items()}
+    # The second hash of a file is of its syntax tree. Compiled code has only the first one.
+    trees = {}
+    for file, hashes in content.get(SOURCES, {}).items():
+        trees[file] = hashes[:FORMER_SOURCE][-1]
+    content[SOURCES] = trees
     return with_key(content, since="")[KEY]
 
 
@@ -49,9 +53,14 @@ def is_same_source(one: Hashes, other: Hashes) -> bool:
     unknown.
 
     Comments and formatting do not change a syntax tree. A new version of Python may change the
-    tree, but not the bytes.
+    tree, but not the bytes. Of a script's class, earlier versions stored the third hash alone.
     """
-    return UNKNOWN in (list(one), list(other)) or bool({*one} & {*other})
+    if UNKNOWN in (list(one), list(other)):
+        return True
+    for stored, version in ((one, other), (other, one)):
+        if len(stored) == 1 and len(version) > FORMER_SOURCE:
+            return stored[0] == version[FORMER_SOURCE]
+    return bool({*one[:FORMER_SOURCE]} & {*other[:FORMER_SOURCE]})
 
 
 def is_same_data(one: Hashes, other: Hashes) -> bool:

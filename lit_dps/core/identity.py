@@ -13,8 +13,7 @@ from lit_dps.core.batch_schedule import CONSTANT, NAME_KEY, SCHEDULES
 from lit_dps.core.goal import RULES, SINGLE_CHECK
 from lit_dps.core.registry import name_of_class
 
-# The module of classes without an importable path. It exists in one process only. The name of such
-# a class ends with a digest of its code and values.
+# The module of classes without an importable path. It exists in one process only.
 OBJECTS = "lit_dps_objects"
 
 # Sections whose options can be axes of the grid.

@@ -5,15 +5,17 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib
+import inspect
 import os
 import sys
+import textwrap
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lit_dps.core.environment import UNKNOWN, is_same_source
+from lit_dps.core.environment import FORMER_SOURCE, UNKNOWN, is_same_source
 from lit_dps.core.errors import UserError
 from lit_dps.core.identity import OBJECTS
 from lit_dps.core.record import setting
@@ -115,7 +117,37 @@ def _hashes_of_file(file: str) -> list[str]:
         return UNKNOWN
 
 
-_hashes_of_local = cache(hashes_of_class)
+@cache
+def _hashes_of_local(path: str) -> dict[str, list[str]]:
+    """Return the hashes of a class, a third one as in earlier versions, and of what it reads."""
+    hashes = hashes_of_class(path)
+    former = _former_hash(path)
+    if former and len(hashes.get(path, ())) == FORMER_SOURCE:
+        hashes[path] = [*hashes[path], former]
+    return hashes
+
+
+def _former_hash(path: str) -> str:
+    """Return the hash that earlier versions stored for a class; without what its code reads."""
+    kind = getattr(sys.modules["__main__"], path.removeprefix(f"{MAIN[0]}."), None)
+    if kind is None:
+        return ""
+    with suppress(OSError, TypeError, SyntaxError):
+        return _digest(_tree_of_object(kind))
+    # Some notebooks know the sources of methods, but not of classes.
+    trees = []
+    for member in vars(kind).values():
+        if inspect.isfunction(member):
+            try:
+                trees.append(_tree_of_object(member))
+            except (OSError, TypeError, SyntaxError):
+                return ""
+    return _digest(b"\n".join(trees)) if trees else ""
+
+
+def _tree_of_object(item: Any) -> bytes:
+    """Return the syntax tree of a class or a function, as `_tree`."""
+    return _tree(textwrap.dedent(inspect.getsource(item)))
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Which attributes of an object change while it is used. Found in the source of its class."""
+"""Which attributes of an object, and which globals, change in use. Found in the source of code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from torch import nn
 
 from lit_dps.core.user_code import is_user_module
-from lit_dps.training.code_tree import node_of
+from lit_dps.training.code_tree import node_of, values_read
 
 _BASES = (LightningModule, LightningDataModule, nn.Module, object)
 # Functions that set an attribute whose name is an argument.
@@ -137,6 +137,16 @@ def _stored(nodes: list[ast.AST]) -> Stored:
 
 
 def _names_stored(nodes: list[ast.AST]) -> Iterator[str]:
+    for target in _targets(nodes):
+        if isinstance(target, ast.Attribute):
+            yield target.attr
+
+
+def _targets(nodes: list[ast.AST], elements: bool = False) -> Iterator[ast.AST]:
+    """Yield the variables and attributes that code stores, fills or changes by a method.
+
+    If `elements`, an element with a constant key counts as a variable.
+    """
     for node in nodes:
         target: Any = node
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in _MUTATORS:
@@ -144,9 +154,47 @@ def _names_stored(nodes: list[ast.AST]) -> Iterator[str]:
         elif not isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del)):
             continue
         while isinstance(target, ast.Subscript):
+            if elements and isinstance(target.slice, ast.Constant):
+                break
             target = target.value
-        if isinstance(target, ast.Attribute):
-            yield target.attr
+        yield target
+
+
+def globals_changed(code: types.CodeType) -> list[str]:
+    """Return the globals that code stores or fills, such as "losses" or "counts['calls']"."""
+    node = node_of(code)
+    if node is None:
+        return []
+    nodes = list(ast.walk(node))
+    declared = set()
+    for each in nodes:
+        if isinstance(each, ast.Global):
+            declared.update(each.names)
+    read = {each.name for each in values_read(code) if not each.is_outer}
+    changed = set()
+    for target in _targets(nodes, elements=True):
+        root = target
+        while isinstance(root, (ast.Attribute, ast.Subscript)):
+            root = root.value
+        if not isinstance(root, ast.Name):
+            continue
+        # Without a declaration, an assignment makes a local variable.
+        is_stored = root is target and isinstance(root.ctx, (ast.Store, ast.Del))
+        if root.id in declared or (root.id in read and not is_stored):
+            changed.add(_place_of(target))
+    return sorted(changed)
+
+
+def _place_of(target: Any) -> str:
+    """Return the path of a variable; it ends before an element without a constant key."""
+    if isinstance(target, ast.Name):
+        return target.id
+    inner = _place_of(target.value)
+    if isinstance(target, ast.Attribute):
+        return f"{inner}.{target.attr}"
+    if isinstance(target.slice, ast.Constant):
+        return f"{inner}[{target.slice.value!r}]"
+    return inner
 
 
 def _is_setter(node: ast.AST) -> bool:

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from lit_dps.core.text import shorten
 from lit_dps.training.code_tree import attribute_or_none
 from lit_dps.training.method_attributes import stored_in_use
+from lit_dps.training.object_attributes import attributes_of, settings_of
 from lit_dps.training.object_paths import is_of_user, path_of
-from lit_dps.training.object_text import attributes_of, describe, settings_of, shape_of
+from lit_dps.training.object_text import describe, shape_of
 from lit_dps.training.shown_text import shown_without_address
 
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+import types
 from argparse import Namespace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from lit_dps.core.identity import OBJECTS
 from lit_dps.core.user_code import is_user_module
-from lit_dps.training.code_tree import attribute_or_none
+from lit_dps.training.code_tree import Read, attribute_or_none
 
 # The script or notebook, which workers import under another name.
 MAIN = ("__main__", "__mp_main__")
@@ -48,3 +49,46 @@ def is_of_user(cls: type) -> bool:
 def is_users_module(name: str) -> bool:
     """Return True for a module of the user, such as the script."""
     return name in PROCESS_MODULES or is_user_module(name)
+
+
+class Global(NamedTuple):
+    """A global that code reads, also with the attributes of the user's modules before it.
+
+    In `settings.WIDTH.real`, `settings.WIDTH` is the global.
+
+    Attributes:
+        value: The value.
+        path: The attributes and elements that code reads of it.
+        module: The module that defines it, if it is imported.
+        name: Its name in this module.
+        place: Its path, such as "settings.WIDTH" or "__main__.WIDTH".
+        local: How the code names it.
+    """
+
+    value: Any
+    path: tuple[tuple[str, Any], ...]
+    module: types.ModuleType | None
+    name: str
+    place: str
+    local: str
+
+
+def global_of(function: types.FunctionType, read: Read) -> Global:
+    """Return the global that a function reads."""
+    owner = str(function.__globals__.get("__name__", ""))
+    name, local, path = read.name, read.name, read.path
+    value = function.__globals__[name]
+    while path and isinstance(value, types.ModuleType) and is_users_module(value.__name__):
+        if path[0][1] not in vars(value):
+            break
+        owner, name, path = value.__name__, path[0][1], path[1:]
+        value = vars(value)[name]
+        local += f".{name}"
+    place = f"{module_name(owner)}.{name}"
+    return Global(value, path, sys.modules.get(owner), name, place, local)
+
+
+def overlaps(one: str, other: str) -> bool:
+    """Return True if paths are equal or if one begins the other: "args" and "args.width"."""
+    shorter, longer = sorted((one, other), key=len)
+    return longer.startswith(shorter) and longer[len(shorter) :][:1] in ("", ".", "[")

@@ -31,6 +31,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import Dataset
 from torchmetrics import Metric
 
+from lit_dps.core.aliases import RENAMED_METHODS
 from lit_dps.core.environment import UNKNOWN
 from lit_dps.pruning.mask import GENERATORS, MAX_LENGTH
 from lit_dps.training.code_tree import (
@@ -40,13 +41,16 @@ from lit_dps.training.code_tree import (
     is_set_by_clock,
     values_read,
 )
-from lit_dps.training.method_attributes import stored_by_user, stored_in_use
+from lit_dps.training.method_attributes import globals_changed, stored_in_use
+from lit_dps.training.object_attributes import attributes_of, methods_of, settings_of
 from lit_dps.training.object_paths import (
     PROCESS_MODULES,
+    global_of,
     is_found_by_path,
     is_of_user,
     is_users_module,
     module_name,
+    overlaps,
     path_of,
 )
 from lit_dps.training.shown_text import SCALARS, pandas_parts, shown_without_address
@@ -92,6 +96,7 @@ def describe(
     describer.read[name] = ""  # for code that reads its own name
     text = describer.describe_whole(item, name)
     del describer.read[name]
+    describer.leave_out_changed()
     return Description(text, describer.read, tuple(describer.opaque))
 
 
@@ -126,6 +131,8 @@ class _Describer:
         self.read: dict[str, str] = {}
         self.opaque: list[str] = []
         self._is_tree = is_tree
+        self._code: set[str] = set()  # paths of functions and classes
+        self._changed: set[str] = set()  # paths of globals that code changes
         self._texts = {id(part): f"part {path!r}" for path, part in known.items()}
         self._items: list[Any] = []  # an id is unique only as long as its object lives
 
@@ -295,6 +302,12 @@ class _Describer:
         }
         outer = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
         names = []
+        changed = []
+        for place in globals_changed(code):
+            # A function of a module may have the name of a method of lists, such as `ops.add`.
+            if not isinstance(function.__globals__.get(place), types.ModuleType):
+                changed.append(place)
+                self._changed.add(f"{module_name(module)}.{place}")
         for read in values_read(code):
             # The class that defines a method, for super(), and the name that a worker changes.
             if read.name in ("__class__", "__name__"):
@@ -310,15 +323,23 @@ class _Describer:
                     else:
                         held[f"{read.name}{path}"] = value
             elif read.name in function.__globals__ and is_users_module(module):
-                value, path = follow(function.__globals__[read.name], read.path)
+                found = global_of(function, read)
+                value, path = follow(found.value, found.path)
+                place = f"{found.place}{path}"
                 if isinstance(value, types.ModuleType) or is_found_by_path(value):
-                    held[f"{read.name}{path}"] = value
+                    held[place] = value
                     continue
-                names.append(f"{module_name(module)}.{read.name}{path}")
-                if is_set_by_clock(sys.modules.get(module), read.name):
-                    self.opaque.append(names[-1])
+                for each in changed:
+                    if each.startswith(found.local):
+                        self._changed.add(found.place + each.removeprefix(found.local))
+                is_changed = any(overlaps(f"{found.local}{path}", each) for each in changed)
+                if is_changed or is_set_by_clock(found.module, found.name):
+                    self.opaque.append(place)
+                    if is_changed:
+                        continue  # it may be missing before the code runs
                 else:
-                    self._add_read(names[-1], value)
+                    self._add_read(place, value)
+                names.append(place)
         texts = [code_text(code, self._is_tree), self._parts(sorted(held.items()), name)]
         return repr([*texts, *sorted(names)])
 
@@ -327,10 +348,20 @@ class _Describer:
         if path in self.read:
             return
         self.read[path] = ""  # for code that calls itself
+        if isinstance(value, (type, types.FunctionType)):
+            self._code.add(path)
         if is_found_by_path(value) and value.__module__ in PROCESS_MODULES:
             self.read[path] = self.describe_whole(value, path)
         else:
             self.read[path] = self.describe(value, path)
+
+    def leave_out_changed(self) -> None:
+        """Leave the globals that the described code changes out of `read`, and name them."""
+        for path in [*self.read]:
+            is_changed = any(overlaps(path, each) for each in self._changed)
+            if is_changed and path not in self._code:
+                del self.read[path]
+                self.opaque.append(path)
 
     def _class(self, cls: type, name: str) -> str:
         """Return the bases of a class, its methods, and its other attributes."""
@@ -338,8 +369,11 @@ class _Describer:
         for base in cls.__bases__:
             texts.append(self.describe(base, name))
         is_dataclass = "__dataclass_fields__" in vars(cls)
+        adopted = {new: vars(cls).get(former) for former, new in RENAMED_METHODS.items()}
         for key, member in sorted(vars(cls).items()):
-            functions = _methods_of(cls, member)
+            if key in adopted and member is adopted[key]:
+                continue  # `adopt_former_methods` has added it
+            functions = methods_of(cls, member)
             for function in functions:
                 is_made = is_dataclass and function.__code__.co_filename.startswith("<")
                 if not is_made:  # from the fields
@@ -442,45 +476,3 @@ def shape_of(item: Any) -> tuple[int, ...] | str:
     if is_lazy(item):
         return LAZY
     return tuple(item.shape)
-
-
-def attributes_of(item: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes of an object by name, also of `__slots__`."""
-    for cls in type(item).__mro__:
-        for slot in getattr(cls, "__slots__", ()):
-            if slot not in ("__dict__", "__weakref__") and hasattr(item, slot):
-                yield slot, getattr(item, slot)
-    is_data = isinstance(item, LightningDataModule)
-    for name, value in getattr(item, "__dict__", {}).items():
-        # Lightning keeps its own state in a data module, such as the trainer.
-        if not (is_data and (name.startswith("_") or name == "trainer")):
-            yield name, value
-
-
-def settings_of(part: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes that the user sets, by name. Lightning and PyTorch set others."""
-    if not isinstance(part, (nn.Module, LightningDataModule)):
-        yield from attributes_of(part)
-        return
-    stored = stored_by_user(type(part))
-    states = getattr(part, "_defaults", {}) if isinstance(part, Metric) else {}
-    for name, value in vars(part).items():
-        if name in ("training", "trainer") or name in states:
-            continue
-        if not name.startswith("_") or stored.has(name):
-            yield name, value
-
-
-def _methods_of(cls: type, member: Any) -> list[types.FunctionType]:
-    """Return the functions of a member of a class that its body defines."""
-    candidates = [member]
-    for key in ("__func__", "func"):
-        candidates.append(attribute_or_none(member, key))
-    if isinstance(member, property):
-        candidates = [member.fget, member.fset]
-    methods = []
-    for each in candidates:
-        is_function = isinstance(each, types.FunctionType)
-        if is_function and each.__qualname__.startswith(f"{cls.__qualname__}."):
-            methods.append(each)
-    return methods

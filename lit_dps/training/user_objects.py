@@ -69,7 +69,7 @@ def config_of(section: str, given: Any) -> ObjectConfig:
     if isinstance(given, type):
         if not issubclass(given, base):
             raise ConfigError(section, given.__name__, f"a subclass of {base.__name__}")
-        return ObjectConfig({"class_path": class_path_of(given)})
+        return ObjectConfig({"class_path": class_path_of(section, given)})
     if isinstance(given, functools.partial) and isinstance(given.func, type):
         bound = inspect.signature(given.func).bind_partial(*given.args, **given.keywords)
         arguments = dict(bound.arguments)
@@ -77,7 +77,7 @@ def config_of(section: str, given: Any) -> ObjectConfig:
         inner = config_of(section, given.func).config
         return ObjectConfig({**inner, "init_args": arguments})
     if callable(given):
-        return ObjectConfig({"class_path": class_path_of(_class_of_factory(section, given))})
+        return ObjectConfig({"class_path": _class_path_of_factory(section, given)})
     allowed = f"a {base.__name__}, its class, or a function that returns it: {EXAMPLES[section]}"
     raise ConfigError(section, type(given).__name__, allowed)
 
@@ -103,13 +103,13 @@ def batch_size_key(data: Mapping[str, Any]) -> str | None:
 # ---- Classes ----
 
 
-def class_path_of(cls: type) -> str:
-    """Return a path that imports a class in this process."""
+def class_path_of(section: str, cls: type) -> str:
+    """Return a path that imports the class of the model or the data in this process."""
     module = sys.modules.get(cls.__module__)
     if "." not in cls.__qualname__ and getattr(module, cls.__name__, None) is cls:
         return f"{cls.__module__}.{cls.__name__}"
-    # For example, a class that a function defines.
-    return _registered(cls, cls.__name__)
+    # For example, a class that a function defines. Model and data may have equal names.
+    return _registered(cls, f"{section}_{cls.__name__}")
 
 
 def _registered(cls: type, name: str) -> str:
@@ -145,8 +145,8 @@ class _Factory(NamedTuple):
     function: Callable[..., Any]
 
 
-def _class_of_factory(section: str, factory: Callable[..., Any]) -> type:
-    """Return a class whose call returns what a function makes."""
+def _class_path_of_factory(section: str, factory: Callable[..., Any]) -> str:
+    """Return the path of a class whose call returns what a function makes."""
     base = BASES[section]
     _refuse_cached(section, factory)
     parameters = []
@@ -187,8 +187,7 @@ def _class_of_factory(section: str, factory: Callable[..., Any]) -> type:
         _FACTORY: _Factory(section, factory),
     }
     cls = type(name, (base,), members)
-    _registered(cls, name)
-    return cls
+    return _registered(cls, name)
 
 
 def _refuse_cached(section: str, factory: Any) -> None:
@@ -261,7 +260,7 @@ def _config_of_instance(section: str, instance: Any) -> ObjectConfig:
             f"Each trial makes a new {cls.__name__}({written}). It does not use these attributes "
             f"of the object: {', '.join(unused)}."
         )
-    return ObjectConfig({"class_path": class_path_of(cls), "init_args": arguments}, note)
+    return ObjectConfig({"class_path": class_path_of(section, cls), "init_args": arguments}, note)
 
 
 def _recovered_arguments(section: str, instance: Any) -> dict[str, Any]:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import importlib
 import sys
 import types
 
 import pytest
 
-from lit_dps.core.environment import SOURCES, UNKNOWN, changed_parts
+from lit_dps.core.environment import (
+    SOURCES,
+    UNKNOWN,
+    changed_parts,
+    is_same_source,
+    key_of_code,
+)
 from lit_dps.core.errors import UserError
 from lit_dps.core.user_code import _installed_with_target, is_installed, is_user_file
 from lit_dps.study.sources import import_sources, refuse_changed_sources, source_hashes
@@ -168,6 +176,19 @@ def test_a_class_without_a_source_has_the_hash_of_its_byte_code(monkeypatch, tmp
     other = main_with(monkeypatch, tmp_path, "gone.py", CLASS.replace("2", "3"), file=False)
     assert one == again and changed(one, other) == ["__main__.Net"]
     assert changed({"__main__.Net": UNKNOWN}, {"__main__.Net": ["1"]}) == []
+
+
+def test_the_hash_of_a_class_in_earlier_versions_is_known(monkeypatch, tmp_path):
+    hashes = main_with(monkeypatch, tmp_path, "one.py", CLASS, file=True)["__main__.Net"]
+    # The syntax tree without docstrings, as version 0.1.0 stored it.
+    former = hashlib.sha256(ast.dump(ast.parse(CLASS)).encode()).hexdigest()[:16]
+    assert is_same_source([former], hashes) and is_same_source(hashes, [former])
+    assert not is_same_source(["0" * 16], hashes) and not is_same_source(hashes[:1], hashes)
+    # Of two stored versions with three hashes, the third one decides nothing.
+    assert not is_same_source(["1", "2", former], hashes)
+    assert is_same_source([hashes[0], "2", "3"], hashes)
+    one, other = ({SOURCES: {"__main__.Net": ["1", tree, former]}} for tree in "23")
+    assert key_of_code(one) != key_of_code(other)
 
 
 SCRIPT = """

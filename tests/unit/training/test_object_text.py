@@ -383,6 +383,101 @@ def test_loggers_and_names_of_a_script_are_equal_in_its_workers(monkeypatch):
     assert hashes_in_script(monkeypatch, changed, function) != before
 
 
+FILLED = """
+import settings_of_a_test as settings, ops_of_a_test as ops
+losses, total, counts, args = [], 0, {"calls": 0, "width": 3}, settings.Args()
+unused, kept = [], []
+class Net:
+    def step(self, loss):
+        global total, created
+        losses.append(loss)
+        total = total + loss
+        counts["calls"] += 1
+        args.last[0] = loss
+        settings.CACHE[loss] = 1
+        created = loss
+        unused = [1]
+        unused.append(2)
+        return created
+    def end(self):
+        return sum(losses), counts["width"], args.width, len(kept), ops.add(ops.SCALE)
+"""
+
+
+@pytest.fixture
+def filled(monkeypatch):
+    """The hashes of a factory of the script above, and its globals."""
+    settings, ops = types.ModuleType("settings_of_a_test"), types.ModuleType("ops_of_a_test")
+    exec("class Args:\n    def __init__(self): self.width, self.last = 3, [0]", vars(settings))
+    vars(settings).update(CACHE={}, WIDTH=3, OTHER=3)
+    vars(ops).update(add=max, SCALE=3)
+    for module in (settings, ops):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    function = "lambda lr=0.1: (Net(), settings.WIDTH)"
+    hashes_in_script(monkeypatch, FILLED, function)
+    names = vars(sys.modules["__main__"])
+    make = eval(function, names)
+    return names, lambda: code_hashes(make, "model")
+
+
+def test_globals_that_code_fills_are_named_and_others_are_compared(filled):
+    names, hashes = filled
+    before = hashes()
+    net = names["Net"]()
+    net.step(0.5)
+    net.step(0.7)
+    after = hashes()
+    changed = [each for each in before if before[each] not in (UNKNOWN, after.get(each))]
+    assert changed == []
+    main = ("losses", "total", "counts", "args.last")
+    filled_names = {f"__main__.{each}" for each in main} | {"settings_of_a_test.CACHE"}
+    assert filled_names <= {each for each in before if before[each] == UNKNOWN}
+    assert before["__main__.Net"] != UNKNOWN and "__main__.unused" not in before
+    for name, change in {
+        "__main__.counts['width']": lambda: names["counts"].update(width=4),
+        "__main__.args.width": lambda: setattr(names["args"], "width", 4),
+        "__main__.kept": lambda: names["kept"].append(1),
+        "ops_of_a_test.SCALE": lambda: setattr(names["ops"], "SCALE", 4),
+        "settings_of_a_test.WIDTH": lambda: setattr(names["settings"], "WIDTH", 4),
+    }.items():
+        before = hashes()
+        change()
+        after = hashes()
+        assert [each for each in before if after.get(each) != before[each]] == [name]
+
+
+READING = """
+WIDTH = rate = 3
+def outer(rate=1):
+    scaled = [rate * each for each in range(3)]
+    def inner():
+        return rate
+    return scaled, inner
+def closure(kept):
+    def make(lr=0.1):
+        class Net:
+            width = kept
+        return Net, outer()
+    return make
+"""
+
+
+def test_local_variables_are_no_globals_and_the_body_of_a_class_reads_outer_ones(monkeypatch):
+    before = hashes_in_script(monkeypatch, READING, "closure(3)")
+    assert before.keys() == {"model", "model.kept", "__main__.outer"}
+    after = hashes_in_script(monkeypatch, READING, "closure(4)")
+    assert [name for name in before if after[name] != before[name]] == ["model.kept"]
+
+
+def test_a_method_that_lit_dps_adds_changes_no_class(monkeypatch):
+    code = "class Net:\n    def wrongness(self, x): return x\n"
+    before = hashes_in_script(monkeypatch, code, "Net")
+    function = "[setattr(Net, 'per_example_error', Net.wrongness), Net][1]"
+    assert hashes_in_script(monkeypatch, code, function) == before
+    both = code + "    def per_example_error(self, x): return -x\n"
+    assert hashes_in_script(monkeypatch, both, "Net") != before
+
+
 def test_a_lambda_is_described_by_its_whole_expression_and_by_nothing_else():
     hashes = []
     for code in (

@@ -436,8 +436,11 @@ def test_classes_and_partials():
         pass
 
     path = config_of("model", Local).config["class_path"]
-    assert path == f"{OBJECTS}.Local"
-    assert isinstance(made({"class_path": path}, 0.2), Local)
+    assert path == f"{OBJECTS}.model_Local"
+    model = Local
+    path_of_data = config_of("data", type("Local", (Plain,), {})).config["class_path"]
+    assert path_of_data == f"{OBJECTS}.data_Local"
+    assert isinstance(made({"class_path": path}, 0.2), model)
 
 
 def test_a_function_makes_a_new_object_with_the_values_of_the_trial():
