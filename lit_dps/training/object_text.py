@@ -242,10 +242,13 @@ class _Describer:
         return self._type(item, name) + repr(texts)
 
     def _type(self, item: Any, name: str) -> str:
-        """Return the path of the class of an item; of a class of the user its description."""
-        if is_of_user(type(item)):
-            return self.describe(type(item), name)
-        return path_of(type(item))
+        """Return the path of a class; of the user's class its description and attributes."""
+        if not is_of_user(type(item)):
+            return path_of(type(item))
+        text = self.describe(type(item), name)
+        if not isinstance(item, Enum) and any(True for _ in attributes_of(item)):
+            text += self._attributes(item, name)
+        return text
 
     def _parts(self, parts: Any, name: str) -> str:
         texts = []
@@ -452,10 +455,12 @@ class _Describer:
         """
         texts = []
         for path, part in module.named_modules():
-            described = {"class": type(part)}
+            described: dict[str, Any] = {"class": type(part)}
             stored = stored_in_use(type(part)) if is_of_user(type(part)) else None
             for key, value in settings_of(part):
-                if stored is not None and stored.has(key):
+                # Weights that are attributes, such as the pruned weight of a layer of PyTorch.
+                is_weight = isinstance(value, Tensor) and value.requires_grad
+                if is_weight or (stored is not None and stored.has(key)):
                     self.opaque.append(".".join(filter(None, (name, path, key))))
                 else:
                     described[key] = value

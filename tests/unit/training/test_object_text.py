@@ -21,6 +21,7 @@ import pandas
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.utils.data import Dataset, TensorDataset
 from torchmetrics import MeanMetric
 
@@ -121,6 +122,18 @@ class AttrDict(dict):
     __getattr__ = dict.__getitem__
 
 
+class Table(list):
+    def __init__(self, scale):
+        super().__init__([1])
+        self.scale = scale
+
+
+class Settings(dict):
+    def __init__(self, **values):
+        super().__init__(values)
+        self.__dict__ = self
+
+
 class Stateless:
     def __call__(self, lr=0.1):
         return None
@@ -159,6 +172,8 @@ class Stateless:
         lambda width: [typing.Callable[..., typing.Literal[width]], sys.stdout],
         lambda width: defaultdict(lambda: width),
         lambda width: AttrDict(width=width),
+        lambda width: Settings(width=width),
+        lambda width: Table(width),
     ],
 )
 def test_texts_differ_by_values_in_partials_objects_methods_and_closures(value):
@@ -318,6 +333,13 @@ def test_a_module_is_described_by_its_settings(one, other):
     used(1)
     described = describe(reader_of(used), "model")
     assert described[:2] == text and described.opaque == ("model.value.calls",)
+
+
+def test_a_pruned_weight_is_no_setting():
+    layers = [prune.identity(nn.Linear(2, 2), "weight") for _ in range(2)]
+    assert texts_of(reader_of(layers[0])) == texts_of(reader_of(layers[1]))
+    described = describe(reader_of(layers[0]), "model")
+    assert described.opaque == ("model.value.weight", "model.value.parameters")
 
 
 def test_states_of_a_metric_are_no_settings():
