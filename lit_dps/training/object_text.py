@@ -372,6 +372,7 @@ class _Describer:
         for base in cls.__bases__:
             texts.append(self.describe(base, name))
         is_dataclass = "__dataclass_fields__" in vars(cls)
+        is_named_tuple = issubclass(cls, tuple) and "_fields" in vars(cls)
         adopted = {new: vars(cls).get(former) for former, new in RENAMED_METHODS.items()}
         for key, member in sorted(vars(cls).items()):
             if key in adopted and member is adopted[key]:
@@ -379,6 +380,8 @@ class _Describer:
             functions = methods_of(cls, member)
             for function in functions:
                 is_made = is_dataclass and function.__code__.co_filename.startswith("<")
+                if is_named_tuple:
+                    is_made = function.__globals__.get("__name__") != cls.__module__
                 if not is_made:  # from the fields
                     texts.append(f"{key} {self._function(function, f'{name}.{key}')}")
             is_special = key.startswith("_abc_") or (key.startswith("_") and key.endswith("_"))
