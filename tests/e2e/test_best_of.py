@@ -39,7 +39,7 @@ def test_all_trials_of_a_cell_are_at_the_best_point_of_the_other_study(tmp_path)
     other = run_here(tmp_path, *WINNERS)  # without measurements: another study
     assert other.returncode == 2 and "smoothness" in other.stderr
     wider = run_here(tmp_path, *WINNERS, "--smoothness.interval", 4, "--extend-space")
-    assert wider.returncode == 2 and refusals_in(wider.stderr) == [("study.best_of", "fast")]
+    assert wider.returncode == 2 and refusals_in(wider.stderr) == [("study.best_of", "'fast'")]
 
 
 @pytest.mark.parametrize(

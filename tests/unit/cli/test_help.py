@@ -93,6 +93,7 @@ def test_configs_are_listed_at_the_width_of_the_terminal(width, monkeypatch, cap
 
 def test_configs_lists_and_copies(tmp_path, monkeypatch, capsys, golden):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
     assert main(["configs"]) == 0
     listed = capsys.readouterr().out
     golden.check("cli/configs.txt", listed)

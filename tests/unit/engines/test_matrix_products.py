@@ -66,7 +66,13 @@ def test_trials_end_as_alone_where_batches_are_small_enough_for_products(
     monkeypatch, products, at_all
 ):
     taken = []
-    monkeypatch.setattr(StackedNetworks.__init__, "__defaults__", (256, products))
+    make = StackedNetworks.__init__
+
+    def make_with_limit(networks, runs):
+        make(networks, runs)
+        networks._matmul_limit = products  # 0 on a CPU
+
+    monkeypatch.setattr(StackedNetworks, "__init__", make_with_limit)
     monkeypatch.setattr(
         ConvolutionsAsProducts,
         "__enter__",

@@ -87,7 +87,7 @@ def test_a_slot_that_is_filled_again_changes_nothing(order, slots):
 
 
 def test_a_batch_in_parts_is_the_same_batch(monkeypatch):
-    monkeypatch.setattr(StackedNetworks.__init__, "__defaults__", (7, None))
+    monkeypatch.setattr(StackedNetworks.__init__, "__defaults__", (7,))
     ours, reference = both(workload(), trials(Cell(50, 0.5)))
     assert assert_conform(ours, reference, Goal.from_dict(GOAL), EXAMPLES) == []
 

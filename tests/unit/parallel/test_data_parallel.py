@@ -303,8 +303,11 @@ def test_arrays_and_texts_belong_to_their_examples(monkeypatch):
     (part,) = ShardLoader(DataLoader(examples, 4), {})
     assert part[0].flatten().tolist() == [2, 3]
     assert list(part[1]) == ["text 2", "text 3"] and list(part[2]["ref"]) == ["2", "3"]
-    (pair,) = ShardLoader([(torch.arange(2), np.array([5, 6]), ("mean", 3), ["a"] * 7)], {})
-    assert [pair[0].tolist(), pair[1].tolist(), *pair[2:]] == [[1], [6], ("mean", 3), ["a"] * 7]
+    of_all = ("mean", 3, None)
+    (pair,) = ShardLoader([(torch.arange(2), np.array([5, 6]), of_all, ["a"] * 7)], {})
+    assert [pair[0].tolist(), pair[1].tolist(), *pair[2:]] == [[1], [6], of_all, ["a"] * 7]
+    with refuses("trainer.strategy", "ddp"):
+        list(ShardLoader([(torch.arange(2), ("mean", 3))], {}))
     with refuses("trainer.strategy", "ddp"):
         list(ShardLoader([(torch.arange(4), Labels(torch.arange(4)))], {}))
     with refuses("trainer.strategy", "ddp"):
