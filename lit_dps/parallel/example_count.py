@@ -261,7 +261,13 @@ def can_be_cut(batch: Any, examples: int | None) -> bool:
 
     def is_ambiguous(value: Any) -> bool:
         has_entries = isinstance(value, (list, tuple)) and len(value) == examples
-        return has_entries and not _is_plain_list(value) and _has_no_rows(value)
+        if not has_entries or not _has_no_rows(value):
+            return False
+        # The fields of the default `collate_fn`: two texts of each of two examples.
+        are_fields = all(
+            isinstance(each, (list, tuple)) and len(each) == examples for each in value
+        )
+        return are_fields or not _is_plain_list(value)
 
     lengths = set()
     for leaf in tree_leaves(batch, is_leaf=is_ambiguous):

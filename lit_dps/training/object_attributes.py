@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 from lightning.pytorch import LightningDataModule
-from torch import nn
+from torch import Tensor, nn
 from torchmetrics import Metric
 
 from lit_dps.training.code_tree import attribute_or_none
@@ -55,3 +57,30 @@ def methods_of(cls: type, member: Any) -> list[types.FunctionType]:
         if is_function and each.__qualname__.startswith(f"{cls.__qualname__}."):
             methods.append(each)
     return methods
+
+
+def is_made_of_fields(function: types.FunctionType, name: str) -> bool:
+    """Return True for a method that Python makes from the fields of a dataclass or NamedTuple.
+
+    Args:
+        function: The method; its code may differ between versions of Python.
+        name: Its name in the class.
+    """
+    inner = inspect.unwrap(function)
+    module = str(inner.__globals__.get("__name__"))
+    if module in ("dataclasses", "collections", "typing") or module.startswith("namedtuple_"):
+        return True
+    return name.startswith("__") and inner.__code__.co_filename == "<string>"
+
+
+def unshown_attributes(item: Any) -> list[tuple[str, Any]]:
+    """Return the public arrays, functions and lists of an object of a library, sorted by name.
+
+    Its text form may omit them, as that of a distribution or of a fitted scaler does.
+    """
+    kinds = (Tensor, np.ndarray, types.FunctionType, list, tuple)
+    attributes = []
+    for name, value in sorted(getattr(item, "__dict__", {}).items()):
+        if not name.startswith("_") and isinstance(value, kinds):
+            attributes.append((name, value))
+    return attributes

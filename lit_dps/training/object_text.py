@@ -42,7 +42,13 @@ from lit_dps.training.code_tree import (
     values_read,
 )
 from lit_dps.training.method_attributes import globals_changed, stored_in_use
-from lit_dps.training.object_attributes import attributes_of, methods_of, settings_of
+from lit_dps.training.object_attributes import (
+    attributes_of,
+    is_made_of_fields,
+    methods_of,
+    settings_of,
+    unshown_attributes,
+)
 from lit_dps.training.object_paths import (
     PROCESS_MODULES,
     global_of,
@@ -372,20 +378,23 @@ class _Describer:
         for base in cls.__bases__:
             texts.append(self.describe(base, name))
         is_dataclass = "__dataclass_fields__" in vars(cls)
-        is_named_tuple = issubclass(cls, tuple) and "_fields" in vars(cls)
+        has_made_methods = is_dataclass or (issubclass(cls, tuple) and "_fields" in vars(cls))
+        stored = stored_in_use(cls)
         adopted = {new: vars(cls).get(former) for former, new in RENAMED_METHODS.items()}
         for key, member in sorted(vars(cls).items()):
             if key in adopted and member is adopted[key]:
                 continue  # `adopt_former_methods` has added it
             functions = methods_of(cls, member)
             for function in functions:
-                is_made = is_dataclass and function.__code__.co_filename.startswith("<")
-                if is_named_tuple:
-                    is_made = function.__globals__.get("__name__") != cls.__module__
-                if not is_made:  # from the fields
+                if not (has_made_methods and is_made_of_fields(function, key)):
                     texts.append(f"{key} {self._function(function, f'{name}.{key}')}")
+            if isinstance(member, (functools.partial, functools.partialmethod)):
+                given = {"args": member.args, "keywords": member.keywords}
+                texts.append(self._parts(given.items(), f"{name}.{key}"))
             is_special = key.startswith("_abc_") or (key.startswith("_") and key.endswith("_"))
-            if not functions and not is_special:
+            if stored.has(key):  # such as a list of the class that hooks fill
+                self.opaque.append(f"{name}.{key}")
+            elif not functions and not is_special:
                 texts.append(
                     self._parts([(key, attribute_or_none(member, "__func__") or member)], name)
                 )
@@ -430,6 +439,8 @@ class _Describer:
         is_container = hasattr(type(item), "__len__") and not isinstance(item, _SHOWN_WHOLE)
         if not texts[-1] or is_container or _SHORTENED.search(texts[-1]):
             self.opaque.append(name)
+        else:
+            texts.append(self._parts(unshown_attributes(item), name))
         return repr(texts)
 
     def _attributes(self, item: Any, name: str) -> str:

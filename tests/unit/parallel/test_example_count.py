@@ -182,6 +182,8 @@ def test_a_list_that_stays_whole_with_an_entry_for_each_example_prevents_a_cut(e
     tensors = [torch.ones(5, 3), torch.ones(5)]
     assert not can_be_cut((*tensors, entries), 5)
     assert can_be_cut((*tensors, entries[:3]), 5)
+    assert not can_be_cut((tensors[1][:2], [("q1", "q2"), ("a1", "a2")]), 2)
+    assert can_be_cut((tensors[1][:3], [("q1", "q2", "q3"), ("a1", "a2", "a3")]), 3)
     assert can_be_cut(tuple(torch.ones(2, 3) for _ in range(2)), 2)
 
 

@@ -24,6 +24,7 @@ from torch import nn
 from torch.nn.utils import prune
 from torch.utils.data import Dataset, TensorDataset
 from torchmetrics import MeanMetric
+from torchvision import transforms
 
 from lit_dps.core.environment import UNKNOWN
 from lit_dps.training.object_text import code_hashes, describe
@@ -172,6 +173,8 @@ class Stateless:
         lambda width: [typing.Callable[..., typing.Literal[width]], sys.stdout],
         lambda width: defaultdict(lambda: width),
         lambda width: AttrDict(width=width),
+        lambda width: torch.distributions.Normal(torch.zeros(3), torch.full((3,), float(width))),
+        lambda width: transforms.Compose([transforms.Lambda(lambda x: x * width)]),
         lambda width: Settings(width=width),
         lambda width: Table(width),
     ],
@@ -397,6 +400,63 @@ def test_methods_of_collections_and_of_members_of_an_enum_are_described(monkeypa
     if i == 0:
         wider = CLASSES.replace("width: int = 64", "width: int = 65")
         assert hashes_in_script(monkeypatch, wider, function) != before
+
+
+METHODS = """
+import dataclasses, functools, typing, torch
+class Config(typing.NamedTuple):
+    width: int = 64
+    @torch.no_grad()
+    def scaled(self): return "relu"
+@dataclasses.dataclass
+class Plan:
+    steps: int = 3
+    @torch.no_grad()
+    def scaled(self): return "relu"
+class Net:
+    def step(self, stage, beta): return stage, beta
+    training_step = functools.partialmethod(step, "train", beta="relu")
+VALUES = [Config(), Plan(), Net()]
+"""
+
+
+@pytest.mark.parametrize(("i", "method"), [(0, "scaled"), (1, "scaled"), (2, "training_step")])
+def test_decorated_methods_and_the_arguments_of_a_partial_method_are_described(
+    monkeypatch, i, method
+):
+    function = f"lambda lr=0.1: VALUES[{i}].{method}()"
+    before = hashes_in_script(monkeypatch, METHODS, function)
+    assert hashes_in_script(monkeypatch, METHODS, function) == before
+    parts = METHODS.split('"relu"')
+    parts[i] += '"tanh"' + parts.pop(i + 1)
+    assert hashes_in_script(monkeypatch, '"relu"'.join(parts), function) != before
+    assert UNKNOWN not in before.values()
+    # No method that Python makes is read, and none of its modules.
+    assert all(name.startswith(("model", "__main__.")) for name in before)
+
+
+HISTORY = """
+from torch import nn
+class Net(nn.Module):
+    losses = []
+    widths = [64]
+    def training_step(self, batch, i):
+        self.losses.append(batch)
+        return self.widths
+"""
+
+
+def test_a_list_of_a_class_that_training_fills_is_named_and_others_are_compared(monkeypatch):
+    def hashes(losses, width):
+        code = HISTORY.replace("[64]", f"[{width}]").replace("losses = []", f"losses = {losses}")
+        return hashes_in_script(monkeypatch, code, "lambda lr=0.1: Net()")
+
+    before = hashes([], 64)
+    assert before["__main__.Net.losses"] == UNKNOWN
+    script = sys.modules["__main__"]
+    script.Net.losses.append(0.5)
+    assert code_hashes(eval("lambda lr=0.1: Net()", vars(script)), "model") == before
+    assert hashes([], 65) != before
 
 
 def test_loggers_and_names_of_a_script_are_equal_in_its_workers(monkeypatch):
