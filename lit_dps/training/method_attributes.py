@@ -64,7 +64,7 @@ def stored_in_use(cls: type) -> Stored:
 
 @functools.cache
 def stored_by_user(cls: type) -> Stored:
-    """Return the attributes that any method of the user's own classes stores."""
+    """Return the attributes that any method of the user's classes stores."""
     nodes = []
     for base in cls.__mro__:
         if is_user_module(base.__module__):
@@ -105,7 +105,7 @@ def _is_cached_property(cls: type, name: str) -> bool:
 def _nodes_of(member: Any) -> list[ast.AST]:
     """Return the syntax tree of a method, also decorated, or of the getter of a property.
 
-    The setter of a property is left out: the user's own assignment calls it.
+    The setter of a property is left out: an assignment of the user calls it.
     """
     found: Any = member
     if isinstance(member, property):

@@ -29,10 +29,12 @@ class Difference(NamedTuple):
     Attributes:
         reason: Why a new object trains differently; empty if it does not.
         unused: The attributes that changed while the object was used, or that are random.
+        uncompared: The attributes with a value that cannot be compared, such as a tokenizer.
     """
 
     reason: str
     unused: list[str]
+    uncompared: list[str]
 
 
 class _Fact(NamedTuple):
@@ -51,14 +53,24 @@ class _Fact(NamedTuple):
 
 @dataclass
 class _Facts:
-    """The properties of an object and of its parts by name, and these parts by dotted path."""
+    """The properties of an object and of its parts.
+
+    Attributes:
+        facts: The properties by name.
+        parts: The parts by dotted path.
+        uncompared: Attributes with a value of which only the class counts, by dotted path.
+    """
 
     facts: dict[str, _Fact] = field(default_factory=dict)
     parts: dict[str, Any] = field(default_factory=dict)
+    uncompared: list[str] = field(default_factory=list)
 
     def add(self, name: str, value: Any, place: str = "", text: str | None = None) -> None:
         if text is None:
-            text = repr(describe(value, known=self.parts)[:2])
+            description = describe(value, known=self.parts)
+            text = repr(description[:2])
+            if place and description.opaque:
+                self.uncompared.append(place)
         self.facts[name] = _Fact(text, value, place)
 
     def shown(self, name: str) -> str:
@@ -97,9 +109,10 @@ def compare_objects(instance: Any, one: Any, other: Any) -> Difference:
             )
             if given.shown(name) == new.shown(name):
                 reason += " with another content"
-            return Difference(reason, [])
+            return Difference(reason, [], [])
         unused[place] = None
-    return Difference("", list(unused))
+    uncompared = [place for place in given.uncompared if place not in unused]
+    return Difference("", list(unused), uncompared)
 
 
 def _stored_place(new: _Facts, fact: _Fact) -> str:

@@ -22,7 +22,7 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.core.identity import OBJECTS
 from lit_dps.core.registry import class_at
 from lit_dps.training.hidden_state import preserve_rng_state
-from lit_dps.training.object_difference import compare_objects, is_plain
+from lit_dps.training.object_difference import Difference, compare_objects, is_plain
 from lit_dps.training.object_text import CachedFunction, code_hashes
 
 BASES = {"model": LightningModule, "data": LightningDataModule}
@@ -250,16 +250,20 @@ def _config_of_instance(section: str, instance: Any) -> ObjectConfig:
     cls = type(instance)
     arguments = _recovered_arguments(section, instance)
     _refuse_objects(section, cls, arguments)
-    unused = _refuse_difference(section, instance, arguments)
+    difference = _refuse_difference(section, instance, arguments)
     written = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-    note = ""
+    unused = difference.unused
     if section == "model":
         unused = ["weights", *unused]
+    sentences = [f"Each trial makes a new {cls.__name__}({written})."]
     if unused:
-        note = (
-            f"Each trial makes a new {cls.__name__}({written}). It does not use these attributes "
-            f"of the object: {', '.join(unused)}."
+        sentences.append(f"It does not use these attributes of the object: {', '.join(unused)}.")
+    if difference.uncompared:
+        sentences.append(
+            "lit_dps cannot compare these attributes of the object with those of a new one: "
+            f"{', '.join(difference.uncompared)}."
         )
+    note = " ".join(sentences) if len(sentences) > 1 else ""
     return ObjectConfig({"class_path": class_path_of(section, cls), "init_args": arguments}, note)
 
 
@@ -290,8 +294,8 @@ def _recovered_arguments(section: str, instance: Any) -> dict[str, Any]:
     return arguments
 
 
-def _refuse_difference(section: str, instance: Any, arguments: Mapping[str, Any]) -> list[str]:
-    """Return the attributes of an object that new objects do not have.
+def _refuse_difference(section: str, instance: Any, arguments: Mapping[str, Any]) -> Difference:
+    """Return how an object differs from new objects that train in the same way.
 
     Raises:
         ConfigError: if a new object with these arguments trains differently.
@@ -308,4 +312,4 @@ def _refuse_difference(section: str, instance: Any, arguments: Mapping[str, Any]
     difference = compare_objects(instance, *made)
     if difference.reason:
         raise _cannot_rebuild(section, cls, difference.reason)
-    return difference.unused
+    return difference

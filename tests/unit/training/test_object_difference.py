@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+import threading
 import time
 from enum import Enum
 
@@ -304,3 +305,18 @@ def test_a_data_module_with_another_transform_is_refused():
     data.folds = 3
     with refuses("data", "Transformed"):
         config_of("data", data)
+
+
+class Locked(LightningDataModule):
+    """A data module with an attribute that has no text form of its content."""
+
+    def __init__(self, batch_size: int = 4):
+        super().__init__()
+        self.batch_size = batch_size
+        self.lock = threading.Lock()
+        self.factor = 1.0
+
+
+def test_attributes_that_cannot_be_compared_are_named():
+    note = config_of("data", Locked()).note
+    assert "a new one: lock." in note and "factor" not in note
