@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from torch.nn.parameter import is_lazy
 
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.trial import SCHEDULE, WARM_UP, Trial
@@ -53,6 +54,8 @@ def dry_run(setup: StudySetup) -> tuple[LightningDataModule, list[str]]:
 
 def _dry_run(setup: StudySetup, training: TrialSettings) -> tuple[LightningDataModule, list[str]]:
     notes: list[str] = []
+    of_model = trials_with_each_value(setup, ["model"])
+    _refuse_shared_weights(training, of_model)
     trials = smallest_trials(setup)
     for trial in trials:
         short = _run_smallest(training, trial)
@@ -64,7 +67,7 @@ def _dry_run(setup: StudySetup, training: TrialSettings) -> tuple[LightningDataM
     notes += _schedule_notes(setup, training, trials[0])
     for trial in trials_with_each_value(setup, ["data"]):
         notes += check_validation_data(setup, trial)
-    notes += _equal_weights_note(training, trials_with_each_value(setup, ["model"]))
+    notes += _equal_weights_note(training, of_model)
     notes += _loaded_weights_note(training, trials_with_each_value(setup, ["pruning"]))
     with deterministic_kernels() if setup.on_gpu else nullcontext():
         for trial in trials_with_each_value(setup):
@@ -142,6 +145,38 @@ def _may_depend_on_batch_size(training: TrialSettings, short: ShortTrial, last: 
     """Return whether the validation, or the module, knows the batch size of the grid."""
     is_of_data = training.workload.batch_size_key.startswith("data.")
     return last.goal.validated.batches != short.goal.validated.batches or not is_of_data
+
+
+def _refuse_shared_weights(training: TrialSettings, trials: Sequence[Trial]) -> None:
+    """Raise ConfigError if two trials have weights in the same memory.
+
+    For example, a factory closes over a network. The dry run would add noise to its weights, and
+    each trial would begin with the weights that the trial before it has trained.
+    """
+    for trial in trials:
+        # Both modules are needed at once, because a deleted one leaves its memory to the next.
+        modules = [training.workload.module(trial) for _ in range(2)]
+        one, other = map(_weights_by_address, modules)
+        shared = [other[address] for address in other if address in one]
+        if shared:
+            names = ", ".join(shared[:3])
+            raise ConfigError(
+                "model",
+                type(modules[0]).__name__,
+                "a module whose weights are new in each trial, but all trials would train the "
+                f"same {names}{', ...' * (len(shared) > 3)}",
+                "Copy the network where the module is made: Net(copy.deepcopy(backbone)).",
+            )
+
+
+def _weights_by_address(module: LightningModule) -> dict[int, str]:
+    """Return the names of parameters by the address of their memory, without empty ones."""
+    names = {}
+    for name, parameter in module.named_parameters():
+        if not is_lazy(parameter):
+            names[parameter.untyped_storage().data_ptr()] = name
+    names.pop(0, None)
+    return names
 
 
 def _hash_of_weights(trainer: Trainer, module: LightningModule, batch: Any) -> str:

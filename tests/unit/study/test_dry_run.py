@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.errors import ConfigError, UserError
@@ -19,6 +21,7 @@ from lit_dps.training.workload import Workload
 from tests.support.errors import refuses
 from tests.support.setups import setup_of
 from tests.unit.engines.test_engine import quiet  # noqa: F401
+from tests.zoo.animals import dry_runs
 
 ANIMALS = "tests.zoo.animals."
 SPACE = {"model.lr": Range(1e-3, 0.1, "log")}
@@ -232,6 +235,20 @@ def test_every_value_of_a_model_axis_and_of_a_choice_shows_its_weights(values):
         notes = dry_run(setup("dry_runs.WithFault", **more))[1]
         (note,) = [note for note in notes if "equal weights" in note]
         assert "equal weights at model.fault = pretrained: WithFault loads them" in note
+
+
+@pytest.mark.parametrize("body", ["shared", "memory"])
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_weights_that_trials_share_are_refused_before_they_change(body, is_frozen, monkeypatch):
+    backbone = copy.deepcopy(dry_runs.BACKBONE).requires_grad_(not is_frozen)
+    monkeypatch.setattr(dry_runs, "BACKBONE", backbone)
+    before = copy.deepcopy(backbone.state_dict())
+    for axis in ([body], ["copy", body]):
+        with refuses("model", "OnBackbone"):
+            dry_run(setup("dry_runs.OnBackbone", grid={"model.body": axis}))
+    for name, weight in backbone.state_dict().items():
+        assert torch.equal(weight, before[name])
+    dry_run(setup("dry_runs.OnBackbone", grid={"model.body": ["copy"]}))
 
 
 def test_equal_weights_at_all_values_name_no_value():

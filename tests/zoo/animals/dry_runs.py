@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import seed_everything
@@ -265,3 +267,18 @@ class DrawsInSetup(Net):
     def setup(self, stage):
         for parameter in self.parameters():
             nn.init.uniform_(parameter.data, -0.3, 0.3)
+
+
+BACKBONE = nn.Sequential(nn.Linear(8, 16), nn.Tanh())
+
+
+class OnBackbone(Net):
+    """Trains a network of this file: itself, the memory of its weights, or a copy."""
+
+    def __init__(self, lr: float = 1e-2, body: str = "copy"):
+        super().__init__(16, lr)
+        self.body = copy.deepcopy(BACKBONE)
+        if body == "shared":
+            self.body = BACKBONE
+        elif body == "memory":
+            self.body[0].weight = nn.Parameter(BACKBONE[0].weight.data)
