@@ -14,7 +14,7 @@ import pandas as pd
 
 from lit_dps.analysis.critical_prior import default_prior, noise_scale_prior
 from lit_dps.analysis.law import Law, fit_law
-from lit_dps.analysis.law_verdict import Refusal
+from lit_dps.analysis.law_verdict import Trust
 from lit_dps.analysis.observations import Observation, exact
 from lit_dps.core.noise_scale import NoiseScale
 
@@ -50,7 +50,7 @@ def law_with_prior(
     if prior is not None or law.describes_k or not measured:
         return law
     reference = measured[0].batch_size
-    if law.verdict.refusal is Refusal.EXTRAPOLATION:
+    if law.verdict.trust is Trust.INTERPOLATED:
         reference = measured[-1].batch_size
     return fit_law(observations, default_prior(reference))
 

@@ -6,7 +6,7 @@ How trials become a number, in the order of reading:
 2. `repeats`: the best points on fresh seeds -> the median K over seeds.
 3. `observations`: K* or the median -> K with its noise, or a bound of K.
 4. `law_fit`: observations -> c1 and c2 of K = c1 / B + c2 by a robust fit; draws of c1 and c2, and
-   the law's error -> intervals. `law_verdict`: what is refused of a fit, and why.
+   the law's error -> intervals. `law_verdict`: which answers can be trusted.
 5. `law`: `fit_law` joins these in a `Law`, which predicts K; `law_tables` are its tables. With one
    or two K it rests on a prior of B_crit (`critical_prior`).
 6. `critical`: B_crit by other definitions. `answer`: K by the law x `step_seconds` -> time.

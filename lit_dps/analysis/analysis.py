@@ -135,12 +135,17 @@ class Analysis:
     def _law_of(
         self, series: Series, observations: list[Observation], uses_medians: bool = False
     ) -> Law:
-        """Return the law of a series. It is refused if the batch size changes along its trials."""
-        refusal = ""
+        """Return the law of a series. Batch sizes that change along a trial have none."""
+        why_inapplicable = ""
         if not self.record.batch_schedule(series).is_constant:
-            refusal = f"{GROWING}, so B is not its batch size"
+            why_inapplicable = f"{GROWING}, so B is not its batch size"
         unit = self.record.goal.cost_unit
-        return fit_law(observations, uses_medians=uses_medians, unit=unit, refusal=refusal)
+        return fit_law(
+            observations,
+            uses_medians=uses_medians,
+            unit=unit,
+            why_inapplicable=why_inapplicable,
+        )
 
     @cached_property
     def median_laws(self) -> dict[Series, Law]:

@@ -127,7 +127,7 @@ def critical_batch_sizes(
 def _by_law(law: Law) -> dict[str, Critical]:
     """Return the definitions that use the law of K*: law and overhead."""
     is_known = law.is_b_crit_known or law.verdict.bound is not None
-    if law.fit is None or law.critical is None or not is_known:
+    if law.fit is None or law.b_crit_interval is None or not is_known:
         return dict.fromkeys(("law", "overhead"), Critical(note=law.describe()))
     smallest = min(law.exact_k)
 
@@ -141,10 +141,10 @@ def _by_law(law: Law) -> dict[str, Critical]:
     below = ""
     if value < smallest:
         below = f"below the smallest batch size, {smallest}"
-    low, high = law.critical
+    low, high = law.b_crit_interval
     interval = Interval(overhead(low), overhead(high))
     return {
-        "law": Critical(value, law.critical, below),
+        "law": Critical(value, law.b_crit_interval, below),
         "overhead": Critical(overhead(value), interval, _late_start(law, OVERHEAD)),
     }
 

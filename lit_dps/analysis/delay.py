@@ -184,8 +184,8 @@ def delay_rows(laws: Iterable[DelayLaw]) -> pd.DataFrame:
                 row["misfit_here"] = misfit_of(predicted, separate.exact_k)
                 row["floor"] = predicted.c2
             if separate.fit is not None:
-                row |= interval_columns("own_c1", separate.fit.c1, separate.c1)
-                row |= interval_columns("own_c2", separate.fit.c2, separate.c2)
+                row |= interval_columns("own_c1", separate.fit.c1, separate.c1_interval)
+                row |= interval_columns("own_c2", separate.fit.c2, separate.c2_interval)
                 row["own_misfit"] = misfit_of(separate.fit, separate.exact_k)
             rows.append(row)
     return frame(rows)

@@ -2,7 +2,7 @@
 
 `fit_law` fits it to observations of K (`observations`), lower and upper bounds among them, by
 weighted M-estimation (`law_fit`). It adds the error of the law and a posterior of the constants
-(`posterior`), which give the intervals, and a `verdict`: what is refused, and why. The table,
+(`posterior`), which give the intervals, and a `verdict`: which answers can be trusted. The table,
 the figures, the answer, the forecast, advice and the replication all use this law.
 """
 
@@ -34,7 +34,7 @@ from lit_dps.analysis.law_fit import (
     weighted_fit,
 )
 from lit_dps.analysis.law_verdict import (
-    Refusal,
+    Trust,
     Verdict,
     judge_data,
     judge_fit,
@@ -77,7 +77,7 @@ class Law:
 
     Attributes:
         observations: What it is fitted to, by batch size.
-        verdict: What is refused of it, and why.
+        verdict: Which answers of it can be trusted, and why not all.
         fit: c1 [examples] and c2 [steps]; None with fewer than `MIN_BATCH_SIZES` K.
         prior: Evidence on B_crit other than K; None without any.
         beyond: If the law does not fit and there is a prior: the law above the measured batch
@@ -160,8 +160,8 @@ class Law:
 
     @property
     def is_b_crit_known(self) -> bool:
-        """Whether the data show B_crit: nothing is refused."""
-        return self.verdict.refusal is Refusal.NOTHING
+        """Whether the data show B_crit."""
+        return self.verdict.trust is Trust.B_CRIT
 
     @property
     def rests_on_prior(self) -> bool:
@@ -171,29 +171,34 @@ class Law:
     @property
     def describes_k(self) -> bool:
         """Whether K follows the law, also if the data do not show B_crit."""
-        return self.verdict.refusal <= Refusal.CRITICAL
+        return self.verdict.trust >= Trust.PREDICTED
 
     @cached_property
-    def c1(self) -> Interval | None:
+    def c1_interval(self) -> Interval | None:
         """95 % interval of c1, in examples; None without a fit."""
         if self.fit is None:
             return None
         return percentile_interval(self.draws[:, 0], self.fit.c1)
 
     @cached_property
-    def c2(self) -> Interval | None:
+    def c2_interval(self) -> Interval | None:
         """95 % interval of c2, in steps; None without a fit."""
         if self.fit is None:
             return None
         return percentile_interval(self.draws[:, 1], self.fit.c2)
 
     @cached_property
-    def critical(self) -> Interval | None:
+    def b_crit_interval(self) -> Interval | None:
         """95 % interval of B_crit = c1 / c2, in examples; None without a fit."""
         if self.fit is None:
             return None
         ratios = self.draws[:, 0] / self.draws[:, 1]
         return percentile_interval(ratios, self.fit.critical_batch_size)
+
+    # Former names, which scripts of users may have.
+    c1 = property(lambda self: self.c1_interval)
+    c2 = property(lambda self: self.c2_interval)
+    critical = property(lambda self: self.b_crit_interval)
 
     @property
     def reach(self) -> tuple[float, float]:
@@ -201,7 +206,7 @@ class Law:
         low, high = self.range
         if self.describes_k:
             return low / MAX_EXTRAPOLATION, high * MAX_EXTRAPOLATION
-        if self.verdict.refusal is Refusal.EXTRAPOLATION:
+        if self.verdict.trust is Trust.INTERPOLATED:
             if self.beyond is not None:
                 return low, self.beyond.reach[1]
             return low, high
@@ -244,7 +249,7 @@ class Law:
             return Prediction(batch_size, math.nan, math.nan, math.nan, "refused")
         if self.beyond is not None and batch_size > self.range[1]:
             return self.beyond._prediction(batch_size)
-        if self.verdict.refusal is Refusal.EXTRAPOLATION:
+        if self.verdict.trust is Trust.INTERPOLATED:
             known = "interpolated"
             steps = math.exp(self._interpolated(np.array([batch_size]))[0][0])
         else:
@@ -265,7 +270,7 @@ class Law:
         describe K, the error of interpolation.
         """
         batch = np.asarray(batch_sizes, float)
-        if self.verdict.refusal is Refusal.EXTRAPOLATION:
+        if self.verdict.trust is Trust.INTERPOLATED:
             log_steps, error = self._interpolated(batch)
             draws = np.exp(log_steps + error * self.deviates[:, None])
             if self.beyond is not None:
@@ -339,7 +344,7 @@ class Law:
             return self.verdict.reason
         if not self.is_b_crit_known:
             return f"not identifiable: {self.verdict.reason}"
-        text = f"B_crit = {estimate(self.fit.critical_batch_size, self.critical)}"
+        text = f"B_crit = {estimate(self.fit.critical_batch_size, self.b_crit_interval)}"
         if self.fit.critical_batch_size < self.range[0]:
             text += ", below the smallest batch size"
         return text
@@ -352,8 +357,9 @@ class Law:
         """Return the law in a line: its constants with intervals, and `describe`."""
         if self.fit is None:
             return self.describe()
-        constants = f"c1 = {estimate(self.fit.c1, self.c1)}  c2 = {estimate(self.fit.c2, self.c2)}"
-        return f"{constants}  {self.describe()}"
+        c1 = estimate(self.fit.c1, self.c1_interval)
+        c2 = estimate(self.fit.c2, self.c2_interval)
+        return f"c1 = {c1}  c2 = {c2}  {self.describe()}"
 
 
 def doublings_beyond(values: np.ndarray, low: float, high: float) -> np.ndarray:
@@ -381,7 +387,7 @@ def fit_law(
     prior: CriticalPrior | None = None,
     uses_medians: bool = False,
     unit: Unit = STEPS,
-    refusal: str = "",
+    why_inapplicable: str = "",
 ) -> Law:
     """Return the law of some observations, bounds among them, with its verdict.
 
@@ -391,7 +397,7 @@ def fit_law(
             and narrows the posterior, not the fit.
         uses_medians: Whether the observations are medians over seeds, not K*.
         unit: The unit of their K.
-        refusal: Why the law does not describe them. Then their K are the only answers.
+        why_inapplicable: Why the law does not describe them. Then their K are the only answers.
 
     Raises:
         ValueError: for two observations of one batch size.
@@ -402,32 +408,32 @@ def fit_law(
         raise ValueError(f"batch sizes {sizes} must be unique; use `medians` of repeated ones")
     verdict = judge_data(observations)
     measured = exact(observations)
-    are_too_few = verdict.refusal is Refusal.PREDICTION
+    are_too_few = verdict.trust is Trust.MEASURED
     if prior is not None and are_too_few and measured:
         verdict = judge_prior(observations, prior)
     if not unit.has_law:
-        refusal = f"K* counts {unit.axis}, but c1 / B + c2 is a law of steps"
-    if refusal:
-        verdict = Verdict(Refusal.PREDICTION, refusal)
+        why_inapplicable = f"K* counts {unit.axis}, but c1 / B + c2 is a law of steps"
+    if why_inapplicable:
+        verdict = Verdict(Trust.MEASURED, why_inapplicable)
     law = Law(
         observations,
         verdict,
         prior=prior,
         uses_medians=uses_medians,
         unit=unit,
-        is_applicable=not refusal,
+        is_applicable=not why_inapplicable,
     )
-    if refusal or not measured:
+    if why_inapplicable or not measured:
         return law
     if len(measured) >= MIN_BATCH_SIZES and not (are_too_few and prior is not None):
         law = _with_fit(law)
     law = _with_posterior(law, prior)
-    if verdict.refusal is Refusal.NOTHING:
-        assert law.fit is not None and law.critical is not None
+    if verdict.trust is Trust.B_CRIT:
+        assert law.fit is not None and law.b_crit_interval is not None
         verdict = judge_fit(
-            observations, law.fit, law.critical, law.misfit, law.misfit_beyond_noise
+            observations, law.fit, law.b_crit_interval, law.misfit, law.misfit_beyond_noise
         )
-    if prior is not None and verdict.refusal is Refusal.EXTRAPOLATION:
+    if prior is not None and verdict.trust is Trust.INTERPOLATED:
         tail = [o for o in observations if o.batch_size >= measured[-1].batch_size]
         # Lower bounds above the largest K contradict the law.
         if not rise_of_k(tail):
@@ -452,7 +458,7 @@ def relative_law(batch_size: float, prior: CriticalPrior | None = None) -> Law:
     c1 = 1 / (1 / batch_size + 1 / critical)
     return Law(
         (Observation(batch_size, 1.0),),
-        Verdict(Refusal.CRITICAL, reason),
+        Verdict(Trust.PREDICTED, reason),
         prior=prior,
         error=0.0,
         draws=np.stack([c1, c1 / critical], axis=1),

@@ -36,10 +36,10 @@ def law_rows(laws: Mapping[Series, Law]) -> pd.DataFrame:
         c1, c2, b_crit = None, None, None
         if law.fit is not None:
             c1, c2, b_crit = law.fit.c1, law.fit.c2, law.fit.critical_batch_size
-        row |= interval_columns("c1", c1, law.c1)
-        row |= interval_columns("c2", c2, law.c2)
+        row |= interval_columns("c1", c1, law.c1_interval)
+        row |= interval_columns("c2", c2, law.c2_interval)
         if law.is_b_crit_known:
-            row |= interval_columns("b_crit", b_crit, law.critical)
+            row |= interval_columns("b_crit", b_crit, law.b_crit_interval)
         else:
             row |= interval_columns("b_crit", None, None)
             row["b_crit_low"] = law.verdict.bound

@@ -1,4 +1,4 @@
-"""Which uses of the law K = c1 / B + c2 the data do not support, and why."""
+"""Which answers of the law K = c1 / B + c2 the data support, and why not all."""
 
 from __future__ import annotations
 
@@ -30,30 +30,31 @@ MAX_RISE_DEVIATIONS = 3
 MAX_SPAN = 100.0
 
 
-class Refusal(IntEnum):
-    """What a verdict refuses; each value also refuses what the values before it refuse."""
+class Trust(IntEnum):
+    """Which answers of a law can be trusted; each value adds answers to the values before it."""
 
-    NOTHING = 0
-    # B_crit is not identifiable. K is predicted, up to `law.MAX_EXTRAPOLATION` times the range.
-    CRITICAL = 1
-    # The law does not describe K. K is interpolated between the measured batch sizes.
-    EXTRAPOLATION = 2
-    # Only measured K are answers.
-    PREDICTION = 3
+    # Only measured K.
+    MEASURED = 0
+    # K between the measured batch sizes, interpolated. The law does not describe K.
+    INTERPOLATED = 1
+    # K by the law, up to `law.MAX_EXTRAPOLATION` times the range. B_crit is not identifiable.
+    PREDICTED = 2
+    # B_crit too.
+    B_CRIT = 3
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Which uses of a law are refused, and why.
+    """Which answers of a law can be trusted, and why not all.
 
     Attributes:
-        refusal: What is refused.
-        reason: A clause; empty if nothing is refused.
+        trust: The answers that can be trusted.
+        reason: Why not all, in a clause; empty if all can be trusted.
         bound: A lower bound of B_crit, in examples; None if it is unknown.
         advice: What to do next; empty if the reason implies it.
     """
 
-    refusal: Refusal = Refusal.NOTHING
+    trust: Trust = Trust.B_CRIT
     reason: str = ""
     bound: float | None = None
     advice: str = ""
@@ -68,14 +69,14 @@ def judge_data(observations: Sequence[Observation]) -> Verdict:
     """Return the verdict before any fit: whether the observations determine a law."""
     sizes = [o.batch_size for o in exact(observations)]
     if len(sizes) < MIN_BATCH_SIZES:
-        return Verdict(Refusal.PREDICTION, _too_few(observations, sizes))
+        return Verdict(Trust.MEASURED, _too_few(observations, sizes))
     if max(sizes) <= MIN_RANGE * min(sizes):
         span = max(sizes) / min(sizes) - 1
         reason = (
             f"all batch sizes are within {100 * span:.0f} %: {listed_numbers(sizes)}; the largest "
             f"must exceed {MIN_RANGE:g} times the smallest"
         )
-        return Verdict(Refusal.PREDICTION, reason)
+        return Verdict(Trust.MEASURED, reason)
     return Verdict()
 
 
@@ -83,11 +84,11 @@ def judge_prior(observations: Sequence[Observation], prior: CriticalPrior) -> Ve
     """Return the verdict on a law that uses a prior of B_crit, with at least one K."""
     rise = rise_of_k(observations)
     if rise:
-        return Verdict(Refusal.PREDICTION, rise)
+        return Verdict(Trust.MEASURED, rise)
     measured = exact(observations)
     sizes = listed_numbers([o.batch_size for o in measured])
     reason = f"K is measured only at B = {sizes}; elsewhere it is predicted from {prior.source}"
-    return Verdict(Refusal.CRITICAL, reason)
+    return Verdict(Trust.PREDICTED, reason)
 
 
 def _too_few(observations: Sequence[Observation], sizes: Sequence[float]) -> str:
@@ -123,30 +124,30 @@ def judge_fit(
     measured = exact(observations)
     rise = rise_of_k(measured)
     if rise:
-        return Verdict(Refusal.PREDICTION, rise)
+        return Verdict(Trust.MEASURED, rise)
     if misfit_beyond_noise > MAX_MISFIT:
         reason = f"c1 / B + c2 does not fit: it misses K by {misfit:.0%}"
-        return Verdict(Refusal.EXTRAPOLATION, reason)
+        return Verdict(Trust.INTERPOLATED, reason)
     # The fit hardly moves for one lower bound, so its misfit does not show this contradiction.
     contradiction = rise_of_k(observations)
     if contradiction:
-        return Verdict(Refusal.EXTRAPOLATION, contradiction)
+        return Verdict(Trust.INTERPOLATED, contradiction)
     low = measured[0].batch_size
     high = measured[-1].batch_size
     fall = math.log(fit.steps(low) / fit.steps(high))
     if fall < MIN_DECLINE:
         share = 1 - math.exp(-fall)
         reason = f"K is flat: it falls by {share:.0%} from B = {low:g} to {high:g}"
-        return Verdict(Refusal.CRITICAL, reason, advice="measure smaller batch sizes")
+        return Verdict(Trust.PREDICTED, reason, advice="measure smaller batch sizes")
     bound = critical.low
     if high < MIN_SHARE_OF_CRITICAL * fit.critical_batch_size:
         advice = "measure larger batch sizes"
-        return Verdict(Refusal.CRITICAL, f"B_crit > {three_digits(bound)}", bound, advice)
+        return Verdict(Trust.PREDICTED, f"B_crit > {three_digits(bound)}", bound, advice)
     if critical.high > MAX_SPAN * bound:
         interval = f"[{three_digits(bound)}, {three_digits(critical.high)}]"
         reason = f"B_crit is only known within {interval}"
         advice = "measure more batch sizes, or run more trials"
-        return Verdict(Refusal.CRITICAL, reason, bound, advice)
+        return Verdict(Trust.PREDICTED, reason, bound, advice)
     return Verdict()
 
 

@@ -14,6 +14,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.answer import K_STAR, MEDIAN
 from lit_dps.analysis.intervals import Interval
 from lit_dps.analysis.law import Law
+from lit_dps.analysis.law_verdict import Trust
 from lit_dps.analysis.step_seconds import QUIET
 from lit_dps.analysis.summary import CellSummary, can_move
 from lit_dps.analysis.tables import Row
@@ -28,6 +29,13 @@ SCHEMA = 2
 ANSWERED = "answered"
 NO_RESULT = "no result"
 UNFINISHED = "unfinished"
+# Values of `LawEntry.refused`.
+REFUSED = {
+    Trust.B_CRIT: "nothing",
+    Trust.PREDICTED: "critical",
+    Trust.INTERPOLATED: "extrapolation",
+    Trust.MEASURED: "prediction",
+}
 
 Limits = dict[str, "float | None"]
 
@@ -384,12 +392,12 @@ def law_entry(law: Law) -> LawEntry:
     """Return the entry of a law, without its series."""
     entry = LawEntry(batch_sizes=list(law.exact_k))
     if law.fit is not None:
-        entry.c1 = limits_of(law.fit.c1, law.c1)
-        entry.c2 = limits_of(law.fit.c2, law.c2)
+        entry.c1 = limits_of(law.fit.c1, law.c1_interval)
+        entry.c2 = limits_of(law.fit.c2, law.c2_interval)
         if law.is_b_crit_known:
-            entry.critical_batch_size = limits_of(law.fit.critical_batch_size, law.critical)
+            entry.critical_batch_size = limits_of(law.fit.critical_batch_size, law.b_crit_interval)
     entry.critical_batch_size_above = law.verdict.bound
-    entry.refused = law.verdict.refusal.name.lower()
+    entry.refused = REFUSED[law.verdict.trust]
     entry.reason = str(law.verdict)
     entry.text = law.line()
     return entry

@@ -55,7 +55,7 @@ def _lines_of_series(
 ) -> list[str]:
     """Return the answer of a series, then a line for each of its batch sizes."""
     title = f"fixed data, {series}:"
-    if law.critical is None or not law.is_b_crit_known:
+    if law.b_crit_interval is None or not law.is_b_crit_known:
         return [f"{title} no answer, because B_crit is not identifiable"]
     longest = 0.0
     for summary in sorted(cells, key=lambda each: each.cell.batch_size):
@@ -66,7 +66,7 @@ def _lines_of_series(
             continue
         batch_sizes = [each.cell.batch_size for each in cells]
         found = fixed_data_losses(
-            curve, summary.cell.batch_size, law.critical, examples, batch_sizes
+            curve, summary.cell.batch_size, law.b_crit_interval, examples, batch_sizes
         )
         return [f"{title} {found.describe()}", *_rows(found, metric)]
     allowed = f"at most {number_text(longest, 4)}, the examples of the longest K* trial"

@@ -10,7 +10,6 @@ from collections.abc import Collection
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.intervals import estimate
 from lit_dps.analysis.law import Law
-from lit_dps.analysis.law_verdict import Refusal
 from lit_dps.core.text import WIDTH, wrap
 from lit_dps.core.trial import Series
 from lit_dps.report.answer import recommendation, trained_series
@@ -131,11 +130,11 @@ def closing_part(study: Analysis, width: int) -> list[str]:
 
 def law_text(law: Law) -> str:
     """Return the law of a series with 95 % intervals, or why it is refused, in one line."""
-    if law.fit is None or law.verdict.refusal >= Refusal.EXTRAPOLATION:
+    if law.fit is None or not law.describes_k:
         return f"No law: {law.verdict}"
-    formula = law.unit.law
-    for name, text in (("c1", estimate(law.fit.c1, law.c1)), ("c2", estimate(law.fit.c2, law.c2))):
-        formula = formula.replace(name, text)
+    c1 = estimate(law.fit.c1, law.c1_interval)
+    c2 = estimate(law.fit.c2, law.c2_interval)
+    formula = law.unit.law.replace("c1", c1).replace("c2", c2)
     # `--show cells` has the advice too, which would take a line for each series here.
     reason = law.describe() if law.is_b_crit_known else law.verdict.reason
     statistic = "median K over seeds" if law.uses_medians else "K*"

@@ -425,8 +425,8 @@ def _delay_row_text(law: DelayLaw, delay: int) -> dict[str, str]:
     c2 = "-"
     misfit = "-"
     if separate.fit is not None:
-        c1 = estimate(separate.fit.c1, separate.c1)
-        c2 = estimate(separate.fit.c2, separate.c2)
+        c1 = estimate(separate.fit.c1, separate.c1_interval)
+        c2 = estimate(separate.fit.c2, separate.c2_interval)
         misfit = f"{misfit_of(separate.fit, separate.exact_k):.0%}"
     joint_misfit = "-"
     if separate.exact_k:

@@ -205,7 +205,7 @@ def test_tables_of_runs_and_of_step_times_are_all_it_takes():
     times["devices"], times["placement"] = [1, 1, 1, 2], "node"
     found = advise(runs, times, [32, 64, 128, 256], devices=(1, 2), price=3.0)
     assert set(found.table["devices"]) == {1, 2} and found.law.is_b_crit_known
-    assert found.law.critical.low < 200 < found.law.critical.high
+    assert found.law.b_crit_interval.low < 200 < found.law.b_crit_interval.high
     assert found.best is not None and found.price == 3
     step = fit_step_time(
         [

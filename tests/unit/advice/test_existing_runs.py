@@ -43,7 +43,7 @@ def test_the_recommendation_is_the_one_of_calculus():
     seconds = (C1 / 128 + C2) * (0.01 + 128e-4)
     assert advice.best["hours"] == pytest.approx(seconds / 3600, rel=0.02)
     assert advice.exit_code == 0
-    assert advice.law.critical.low < C1 / C2 < advice.law.critical.high
+    assert advice.law.b_crit_interval.low < C1 / C2 < advice.law.b_crit_interval.high
 
 
 def test_the_best_rate_counts_and_its_place_is_noted():

@@ -11,7 +11,7 @@ import pytest
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.answer import answer_rows, probabilities_of_fastest
-from lit_dps.analysis.law_verdict import Refusal
+from lit_dps.analysis.law_verdict import Trust
 from lit_dps.analysis.rates import rate_curves, rate_laws
 from lit_dps.analysis.step_seconds import StepSeconds, step_seconds
 from lit_dps.analysis.summary import summarize
@@ -83,7 +83,7 @@ def test_the_examples_to_the_goal_are_counted():
     # 10 steps of 16, 10 steps of 32, and the last 4 steps of 64 examples.
     assert examples_at_the_largest_batch(by_schedule) == 10 * 16 + 10 * 32 + 4 * 64
     law = Analysis(by_schedule).law(Series())
-    assert (law.fit, law.verdict.refusal) == (None, Refusal.PREDICTION)
+    assert (law.fit, law.verdict.trust) == (None, Trust.MEASURED)
     assert law.exact_k == K_STAR
     assert examples_at_the_largest_batch(found) == 24 * 64
     # A trial that has counted its examples, because its last step was short.

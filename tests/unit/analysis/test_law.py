@@ -11,7 +11,7 @@ import pytest
 from lit_dps.analysis.critical_prior import CriticalPrior
 from lit_dps.analysis.law import fit_law
 from lit_dps.analysis.law_fit import fit_scaling
-from lit_dps.analysis.law_verdict import Refusal
+from lit_dps.analysis.law_verdict import Trust
 from lit_dps.analysis.observations import AT_LEAST, AT_MOST, Observation, medians
 from tests.support.errors import raises_about, refuses
 
@@ -61,7 +61,7 @@ def test_recovers_an_exact_law_and_its_interval_widens_beyond_the_data():
     assert law.is_b_crit_known and law.verdict.reason == ""
     assert law.fit.c1 == pytest.approx(4e4, rel=1e-5)
     value = law.fit.critical_batch_size
-    assert law.critical.low < value < law.critical.high
+    assert law.b_crit_interval.low < value < law.b_crit_interval.high
     assert value == pytest.approx(4e4 / 60, rel=1e-5)
     table = law.predict([64, 4096, 8192, 16384, 32768, 4096 * 17])
     assert list(table["known"]) == [
@@ -83,7 +83,7 @@ def test_the_interval_of_b_crit_covers():
     hits = 0
     for seed in range(30):
         law = fit_law(curve(batch=batch, noise=0.08, seed=seed))
-        hits += law.critical.low <= 4e4 / 60 <= law.critical.high
+        hits += law.b_crit_interval.low <= 4e4 / 60 <= law.b_crit_interval.high
     assert hits >= 25  # of 30 at 95 %: fewer have a probability of 0.2 %
 
 
@@ -95,7 +95,7 @@ def test_bounds_narrow_what_is_known():
         [*few, Observation(512, 100, bound=AT_LEAST), Observation(1024, 120, bound=AT_MOST)]
     )
     assert not bare.is_b_crit_known
-    assert bounded.critical.high < bare.critical.high
+    assert bounded.b_crit_interval.high < bare.b_crit_interval.high
     assert bounded.range == (8, 64)
 
 
@@ -109,25 +109,25 @@ RISING = at((4, 8, 16, 32, 64), (900, 480, 250, 240, 400))
 
 
 @pytest.mark.parametrize(
-    ("observations", "refusal"),
+    ("observations", "trust"),
     [
-        (curve()[:2], Refusal.PREDICTION),
-        ([*curve()[:2], Observation(4096, 70, bound=AT_LEAST)], Refusal.PREDICTION),
-        (curve(batch=np.array([100.0, 108, 119])), Refusal.PREDICTION),
-        (LINEAR, Refusal.CRITICAL),
-        (curve(c2=4e4 / 4096 / 3), Refusal.CRITICAL),
-        (curve(c1=1.0), Refusal.CRITICAL),
-        (MISSED, Refusal.EXTRAPOLATION),
-        (RISING, Refusal.PREDICTION),
-        ([Observation(8.0, 100.0)], Refusal.PREDICTION),
-        ([], Refusal.PREDICTION),
+        (curve()[:2], Trust.MEASURED),
+        ([*curve()[:2], Observation(4096, 70, bound=AT_LEAST)], Trust.MEASURED),
+        (curve(batch=np.array([100.0, 108, 119])), Trust.MEASURED),
+        (LINEAR, Trust.PREDICTED),
+        (curve(c2=4e4 / 4096 / 3), Trust.PREDICTED),
+        (curve(c1=1.0), Trust.PREDICTED),
+        (MISSED, Trust.INTERPOLATED),
+        (RISING, Trust.MEASURED),
+        ([Observation(8.0, 100.0)], Trust.MEASURED),
+        ([], Trust.MEASURED),
     ],
 )
-def test_refuses_what_cannot_be_identified(observations, refusal):
+def test_refuses_what_cannot_be_identified(observations, trust):
     law = fit_law(observations)
-    assert law.verdict.refusal is refusal and law.verdict.reason
+    assert law.verdict.trust is trust and law.verdict.reason
     assert not law.is_b_crit_known
-    assert law.describes_k is (refusal is Refusal.CRITICAL)
+    assert law.describes_k is (trust is Trust.PREDICTED)
     assert law.predict([1e6])["known"].tolist() == ["refused"]
 
 
@@ -135,7 +135,7 @@ def test_a_law_whose_b_crit_is_not_known_predicts_k_beyond_its_range():
     law = fit_law(LINEAR)
     table = law.predict([48, 4096, 8192, 65536, 65537])
     assert table["known"].tolist() == ["law", "law", "extrapolated", "extrapolated", "refused"]
-    assert law.verdict.bound == law.critical.low > 1000
+    assert law.verdict.bound == law.b_crit_interval.low > 1000
     widths = np.log(table["high"] / table["low"])
     assert widths[3] > 2 * widths[2] > 2 * widths[1], "a floor may still appear"
 
@@ -156,7 +156,7 @@ def test_the_noise_of_single_k_is_no_misfit():
     noisy = fit_law(at((4, 8, 16, 32, 64), (900, 300, 290, 80, 75), noise=0.4))
     assert exact.misfit_beyond_noise > 0.2 > noisy.misfit_beyond_noise
     assert noisy.misfit == pytest.approx(exact.misfit, rel=0.1)
-    assert noisy.verdict.refusal <= Refusal.CRITICAL < exact.verdict.refusal
+    assert exact.verdict.trust < Trust.PREDICTED <= noisy.verdict.trust
 
 
 def test_a_rising_k_leaves_only_what_was_measured():
@@ -172,7 +172,7 @@ def test_a_lower_bound_that_contradicts_the_law_ends_the_prediction():
     for batch_size, k in zip(2.0 ** np.arange(3, 11), steps, strict=True):
         measured.append(Observation(batch_size, k, check=1.0))
     law = fit_law([*measured, Observation(2048.0, 1000.0, bound=AT_LEAST)])
-    assert law.verdict.refusal is Refusal.EXTRAPOLATION
+    assert law.verdict.trust is Trust.INTERPOLATED
     table = law.predict([1024, 700, 2048])
     assert table["known"].tolist() == ["measured", "interpolated", "refused"]
     kept = fit_law([*measured, Observation(2048.0, 50.0, bound=AT_LEAST)])
@@ -195,7 +195,7 @@ def test_a_noise_scale_narrows_the_posterior_alone():
     few = curve(batch=np.array([8.0, 16, 32, 64]), noise=0.03)
     bare, told = fit_law(few), fit_law(few, prior=CriticalPrior(4e4 / 60, 0.5))
     assert told.fit == bare.fit
-    widths = [law.critical.high / law.critical.low for law in (told, bare)]
+    widths = [law.b_crit_interval.high / law.b_crit_interval.low for law in (told, bare)]
     assert widths[0] < 0.5 * widths[1]
 
 

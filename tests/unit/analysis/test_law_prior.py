@@ -8,7 +8,7 @@ import pytest
 from lit_dps.advice.next_probe import law_with_prior
 from lit_dps.analysis.critical_prior import CriticalPrior, default_prior
 from lit_dps.analysis.law import fit_law, relative_law
-from lit_dps.analysis.law_verdict import Refusal
+from lit_dps.analysis.law_verdict import Trust
 from lit_dps.analysis.observations import AT_LEAST, Observation
 
 C1, C2 = 4e4, 100.0
@@ -22,7 +22,7 @@ def observed(*sizes):
 def test_one_k_and_a_right_prior_predict_the_curve():
     law = fit_law(observed(32), PRIOR)
     assert law.rests_on_prior and law.fit is None
-    assert law.verdict.refusal is Refusal.CRITICAL and "the noise scale" in law.verdict.reason
+    assert law.verdict.trust is Trust.PREDICTED and "the noise scale" in law.verdict.reason
     sizes = [2, 8, 32, 128, 512, 513, 1]
     table = law.predict(sizes)
     assert table["known"].tolist() == ["prior"] * 5 + ["refused"] * 2
@@ -53,16 +53,16 @@ def test_the_prior_is_not_needed_with_enough_k():
 
 
 def test_without_a_prior_few_k_are_refused_as_is_a_rise_with_one():
-    assert fit_law(observed(32)).verdict.refusal is Refusal.PREDICTION
+    assert fit_law(observed(32)).verdict.trust is Trust.MEASURED
     rising = [Observation(32, 100), Observation(128, 300)]
     law = fit_law(rising, PRIOR)
-    assert law.verdict.refusal is Refusal.PREDICTION and "rises" in law.verdict.reason
+    assert law.verdict.trust is Trust.MEASURED and "rises" in law.verdict.reason
     assert law.predict([32, 64])["known"].tolist() == ["measured", "refused"]
 
 
 def test_lower_bounds_alone_are_nothing_to_predict_from():
     law = fit_law([Observation(32, 100, bound=AT_LEAST)], PRIOR)
-    assert law.verdict.refusal is Refusal.PREDICTION and not law.rests_on_prior
+    assert law.verdict.trust is Trust.MEASURED and not law.rests_on_prior
     bounded = fit_law([*observed(32), Observation(256, 400.0, bound=AT_LEAST)], PRIOR)
     assert (
         bounded.predict([256])["steps"][0] > fit_law(observed(32), PRIOR).predict([256])["steps"][0]
@@ -90,7 +90,7 @@ def test_where_the_law_does_not_fit_a_prior_gives_k_above_the_range():
     observations = [Observation(b, k) for b, k in steps.items()]
     prior = CriticalPrior(64.0, 0.5, "public runs")
     law = fit_law(observations, prior)
-    assert law.verdict.refusal is Refusal.EXTRAPOLATION and not law.rests_on_prior
+    assert law.verdict.trust is Trust.INTERPOLATED and not law.rests_on_prior
     table = law.predict([2, 8, 20, 128, 1024, 1025])
     known = ["refused", "measured", "interpolated", "prior", "prior", "refused"]
     assert table["known"].tolist() == known
@@ -115,7 +115,7 @@ def test_lower_bounds_above_the_largest_k_leave_no_prediction_beyond_it():
     assert law.reach == (1, 64)
     assert list(law.predict([64, 128, 512])["known"]) == ["measured", "refused", "refused"]
     few = law_with_prior(misfits(100, 100, 100)[2:])
-    assert few.verdict.refusal is Refusal.PREDICTION
+    assert few.verdict.trust is Trust.MEASURED
     assert list(few.predict([64, 128])["known"]) == ["measured", "refused"]
 
 

@@ -10,7 +10,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.intervals import Interval, estimate
 from lit_dps.analysis.law import fit_law
 from lit_dps.analysis.law_tables import law_rows
-from lit_dps.analysis.law_verdict import Refusal
+from lit_dps.analysis.law_verdict import Trust
 from lit_dps.analysis.observations import AT_MOST, Observation
 from lit_dps.analysis.tables import records, three_digits
 from lit_dps.core.trial import Cell, Series
@@ -32,12 +32,13 @@ def test_intervals_hold_the_estimate_and_grow_with_the_noise():
     steps = on_the_law(4e4, 60, (4, 16, 64, 256, 1024))
     narrow, wide = law(steps), law(steps, noise=0.3)
     for fitted in (narrow, wide):
-        assert fitted.c1.low < fitted.fit.c1 < fitted.c1.high
-        assert fitted.c2.low < fitted.fit.c2 < fitted.c2.high
+        assert fitted.c1_interval.low < fitted.fit.c1 < fitted.c1_interval.high
+        assert fitted.c2_interval.low < fitted.fit.c2 < fitted.c2_interval.high
         sizes = np.array([4.0, 1024.0])
         low, high = fitted.band(sizes)
         assert (low < fitted.fit.steps(sizes)).all() and (high > fitted.fit.steps(sizes)).all()
-    assert math.log(wide.c1.high / wide.c1.low) > 2 * math.log(narrow.c1.high / narrow.c1.low)
+    widths = [math.log(fit.c1_interval.high / fit.c1_interval.low) for fit in (wide, narrow)]
+    assert widths[0] > 2 * widths[1]
     assert narrow == law(steps), "the same data give the same law"
 
 
@@ -49,12 +50,12 @@ def test_the_order_of_observations_does_not_matter():
 def test_identifiable_from_half_of_b_crit_on():
     seen = law(on_the_law(1e5, 100, (8, 64, 512)))  # B_crit = 1000
     assert seen.is_b_crit_known
-    assert seen.describe() == f"B_crit = {estimate(1000, seen.critical)}"
+    assert seen.describe() == f"B_crit = {estimate(1000, seen.b_crit_interval)}"
     short = law(on_the_law(1e5, 100, (8, 64, 480)))
     assert not short.is_b_crit_known and short.describes_k
-    assert short.verdict.refusal is Refusal.CRITICAL
-    assert short.verdict.bound == short.critical.low < 1000
-    assert short.describe().endswith(f"B_crit > {three_digits(short.critical.low)}")
+    assert short.verdict.trust is Trust.PREDICTED
+    assert short.verdict.bound == short.b_crit_interval.low < 1000
+    assert short.describe().endswith(f"B_crit > {three_digits(short.b_crit_interval.low)}")
 
 
 def test_a_table_has_no_b_crit_that_is_refused():
@@ -63,24 +64,26 @@ def test_a_table_has_no_b_crit_that_is_refused():
     few = law({8: 100})
     rows = records(law_rows({Series(0.0): seen, Series(0.5): short, Series(0.9): few}))
     b_crit = [(row["b_crit"], row["b_crit_low"], row["b_crit_high"]) for row in rows]
-    assert b_crit[0] == (seen.fit.critical_batch_size, *seen.critical)
-    assert b_crit[1:] == [(None, short.critical.low, None), (None, None, None)]
+    assert b_crit[0] == (seen.fit.critical_batch_size, *seen.b_crit_interval)
+    assert b_crit[1:] == [(None, short.b_crit_interval.low, None), (None, None, None)]
     assert [row["c1"] for row in rows] == [seen.fit.c1, short.fit.c1, None]
 
 
 def test_not_identifiable_where_c2_may_be_zero():
     perfect = law(on_the_law(1e5, 0, (8, 64, 512)))
-    assert not perfect.is_b_crit_known and 512 < perfect.verdict.bound < perfect.critical.high
+    assert not perfect.is_b_crit_known
+    assert 512 < perfect.verdict.bound < perfect.b_crit_interval.high
     # B_crit by the estimate well inside the data, but K are so noisy that there may be no floor.
     unsure = law({8: 1000, 64: 400, 512: 60}, noise=0.7)
     assert unsure.fit.critical_batch_size < 2 * 512
-    assert not unsure.is_b_crit_known and unsure.critical.high > 100 * unsure.critical.low
+    low, high = unsure.b_crit_interval
+    assert not unsure.is_b_crit_known and high > 100 * low
 
 
 def test_too_few_batch_sizes_are_said_so():
     few = law({8: 100})
-    assert few.fit is few.c1 is few.critical is None and not few.is_b_crit_known
-    assert few.verdict.refusal is Refusal.PREDICTION and few.verdict.bound is None
+    assert few.fit is few.c1_interval is few.b_crit_interval is None and not few.is_b_crit_known
+    assert few.verdict.trust is Trust.MEASURED and few.verdict.bound is None
     assert numbers_in(few.describe()) == [8, 3]  # one is a word
     bounds = [Observation(b, 16.0, bound=AT_MOST) for b in (64, 512)]
     assert numbers_in(fit_law([*few.observations, *bounds]).describe()) == [8, 2, 3]
@@ -89,7 +92,7 @@ def test_too_few_batch_sizes_are_said_so():
 def test_two_points_meet_any_law_and_give_none():
     two = law(on_the_law(1e5, 100, (8, 2048)))
     assert (
-        two.fit is two.c1 is two.critical is two.band(np.array([8.0])) is None
+        two.fit is two.c1_interval is two.b_crit_interval is two.band(np.array([8.0])) is None
         and not two.is_b_crit_known
     )
 

@@ -9,7 +9,7 @@ import pytest
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.answer import MEDIAN
-from lit_dps.analysis.law_verdict import Refusal
+from lit_dps.analysis.law_verdict import Trust
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.batch_schedule import schedule_named
 from lit_dps.core.goal import Goal
@@ -127,7 +127,7 @@ def test_k_star_in_seconds_has_no_law_and_is_the_time_to_the_goal(tmp_path):
     k_star = [600 * 0.0105, 224 * 0.012, 132 * 0.018, 108 * 0.042]
     assert analysis.table["k_star"].tolist() == pytest.approx(k_star)
     law = analysis.laws[Series(0.0)]
-    assert law.fit is None and law.verdict.refusal is Refusal.PREDICTION
+    assert law.fit is None and law.verdict.trust is Trust.MEASURED
     assert analysis.law_table["c1"].isna().all()
     answer = analysis.answer
     assert answer["seconds"].tolist() == pytest.approx(k_star)

@@ -80,7 +80,7 @@ def test_medians_allow_for_the_luck_of_the_points_that_were_searched():
         (fitted,) = laws_of(study, Series(0.0))
         of_study = study.median_laws[Series(0.0)]
         assert fitted.uses_medians and fitted.fit.c1 == pytest.approx(of_study.fit.c1, rel=1e-3)
-        spread = np.log(fitted.critical.high / fitted.critical.low)
+        spread = np.log(fitted.b_crit_interval.high / fitted.b_crit_interval.low)
         assert spread > 2 * 1.96 * luck * math.sqrt(2 / 10), "of ten batch sizes"
     results = {
         cell: found[:4] if cell.batch_size == 64 else found

@@ -184,7 +184,7 @@ def test_fit_rows_hold_the_fits():
     fit = laws[Series(0.0)].fit
     assert (dense["sparsity"], dense["batch_sizes"], dense["identifiable"]) == (0.0, 3, True)
     assert (dense["c1"], dense["c2"], dense["b_crit"]) == (fit.c1, fit.c2, fit.c1 / fit.c2)
-    assert (dense["c2_low"], dense["c2_high"]) == laws[Series(0.0)].c2
+    assert (dense["c2_low"], dense["c2_high"]) == laws[Series(0.0)].c2_interval
     assert dense["verdict"] == laws[Series(0.0)].describe()
     assert sparse["verdict"] == laws[Series(0.9)].describe()
     assert {

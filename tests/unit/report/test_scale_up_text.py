@@ -71,4 +71,4 @@ def test_what_cannot_be_scaled_is_refused():
     with refuses(f"study.grid.{AXIS}", "all"):
         runs_of_axis({Series(0.0, ((AXIS, "all"),)): fit_law([])}, AXIS)
     with refuses("--scale", AXIS):
-        runs_of_axis({Series(0.0, ((AXIS, 1e4),)): fit_law([], refusal="B grows")}, AXIS)
+        runs_of_axis({Series(0.0, ((AXIS, 1e4),)): fit_law([], why_inapplicable="B grows")}, AXIS)
