@@ -93,7 +93,7 @@ class Workload:
     @property
     def steps(self) -> np.ndarray:
         """(n,): K."""
-        return np.array([point.steps for point in self.points])
+        return np.array([point.k for point in self.points])
 
     def step_seconds(self, knee: float) -> np.ndarray:
         """(n,): seconds of a step; twice those of an empty step at the batch size of the knee."""
@@ -202,7 +202,7 @@ def least_squares_curve(seen: list[Observation]) -> Callable[[np.ndarray], np.nd
     if len(points) < 2:
         return None
     batch = [point.batch_size for point in points]
-    steps = [point.steps for point in points]
+    steps = [point.k for point in points]
     return fit_scaling(batch, steps, loss_scale=LEAST_SQUARES).steps
 
 
@@ -212,7 +212,7 @@ def power_curve(seen: list[Observation]) -> Callable[[np.ndarray], np.ndarray] |
     if len(points) < 3:
         return None
     batch = np.array([point.batch_size for point in points])
-    log_steps = np.log([point.steps for point in points])
+    log_steps = np.log([point.k for point in points])
     middle = float(np.exp(np.log(batch).mean()))
 
     def log_curve(x: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -249,11 +249,11 @@ def _judge_points(workload: Workload, law: Law, seen: list[Observation]) -> Iter
             yield columns
         else:
             low, high = np.percentile(law.samples([size]), PERCENTILES_80)
-            error = math.log(row["steps"] / point.steps)
-            yield columns | {"error": error, "within_80": bool(low <= point.steps <= high)}
+            error = math.log(row["steps"] / point.k)
+            yield columns | {"error": error, "within_80": bool(low <= point.k <= high)}
         for name, curve in curves.items():
             if curve is not None:
-                error = math.log(float(curve(np.array([size]))[0]) / point.steps)
+                error = math.log(float(curve(np.array([size]))[0]) / point.k)
                 yield {"method": name, "distance": distance, "error": error}
 
 

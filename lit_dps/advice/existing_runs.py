@@ -186,7 +186,7 @@ class _Search(NamedTuple):
         """
         if math.isinf(self.costs[self.best]):
             return self._lower_bound(notes, batch_size)
-        if of_best is not None and of_best.steps <= check_interval(self.by_rate[self.best]):
+        if of_best is not None and of_best.k <= check_interval(self.by_rate[self.best]):
             notes.append(
                 f"At B = {batch_size:g} the first validation met the goal, so K is an upper bound."
             )
@@ -194,15 +194,15 @@ class _Search(NamedTuple):
             return of_best
         stopped = []
         for rate, group in self.by_rate.items():
-            if rate != self.best and _reach(group) < of_best.steps:
+            if rate != self.best and _reach(group) < of_best.k:
                 stopped.append(rate)
         if stopped:
             notes.append(
                 f"At B = {batch_size:g} runs with the rate {listed_numbers(sorted(stopped))} were "
-                f"stopped before step {of_best.steps:g}, so K is an upper bound. Leave steps of "
+                f"stopped before step {of_best.k:g}, so K is an upper bound. Leave steps of "
                 "diverged runs empty."
             )
-            return replace(of_best, bound=AT_MOST, check=0.0)
+            return replace(of_best, bound=AT_MOST, resolution=0.0)
         finite = [None if math.isinf(cost) else cost for cost in self.costs.values()]
         noise = max(of_best.noise, noise_of_minimum(finite, 1))
         return replace(of_best, noise=noise, boundary=self._boundary())
@@ -212,7 +212,7 @@ class _Search(NamedTuple):
         limits = []
         has_met = False
         for group in self.by_rate.values():
-            limits += [each.steps for each in medians(group)]
+            limits += [each.k for each in medians(group)]
             has_met |= not group["censored"].to_numpy(bool).all()
         if not limits:
             notes.append(f"At B = {batch_size:g} every run diverged; it is left out.")

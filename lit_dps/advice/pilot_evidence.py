@@ -40,8 +40,8 @@ def observations_of_runs(
         if cell.is_at_first_check:
             observations.append(Observation(size, steps, bound=AT_MOST))
         else:
-            check = float(cell.check_cost)
-            observations.append(Observation(size, steps, noise=SEED_SPREAD, check=check))
+            resolution = float(cell.check_cost)
+            observations.append(Observation(size, steps, SEED_SPREAD, resolution))
     for size, steps in bounds.items():
         if size not in known:
             observations.append(Observation(float(size), steps, bound=AT_LEAST))

@@ -193,7 +193,7 @@ def _details(report: _Report) -> str:
         lines.append(f"error of the law on public curves: {100 * law.error:.0f} %, more beyond it")
         for each in law.observations:
             sign = {AT_LEAST: ">", AT_MOST: "<="}.get(each.bound, "=")
-            lines.append(f"K {sign} {each.steps:g} at B = {each.batch_size:g}")
+            lines.append(f"K {sign} {each.k:g} at B = {each.batch_size:g}")
     pilot = PilotRun.of_stored(stored)
     if pilot is not None and pilot.noise is not None:
         lines.append(f"noise scale of the second half of your run: {pilot.noise}")

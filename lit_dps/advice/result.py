@@ -186,7 +186,7 @@ class Advice:
         entry = CellEntry(batch_size=batch_size, devices=known.pop("devices", None))
         for observation in self.law.observations:
             if observation.batch_size == batch_size:
-                entry.k_star = limits_of(observation.steps, observation.limits)
+                entry.k_star = limits_of(observation.k, observation.limits)
                 entry.bound = BOUNDS[observation.bound]
         if "hours" in known:
             hours = [known["hours"][name] for name in ("value", "low", "high")]
@@ -211,7 +211,7 @@ class Advice:
         for o in self.law.observations:
             row = {
                 "batch_size": o.batch_size,
-                "steps": o.steps,
+                "steps": o.k,
                 "bound": BOUNDS[o.bound],
                 "log_error": math.sqrt(o.variance),
                 "learning_rate": self.best_rates.get(o.batch_size),

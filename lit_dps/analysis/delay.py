@@ -158,8 +158,8 @@ def _joint_law(separate: Mapping[int, Law]) -> Law:
             scaled = replace(
                 each,
                 batch_size=each.batch_size / share,
-                steps=each.steps * share,
-                check=each.check * share,
+                k=each.k * share,
+                resolution=each.resolution * share,
             )
             observations.append(scaled)
     return fit_law(observations)

@@ -42,7 +42,7 @@ def matched_steps(runs: pd.DataFrame, goal: float) -> list[Observation]:
 
     The median loss of each horizon is made monotone (isotonic regression of the log loss), and log
     K is interpolated between the last horizon that misses the goal and the first that meets it.
-    The distance of the two is the check interval of the observation. `fit_law` takes the result.
+    The distance of the two is the resolution of the observation. `fit_law` takes the result.
 
     Args:
         runs: A row per run: batch_size [examples], horizon [optimizer steps until the schedule
@@ -93,7 +93,7 @@ def _matched(
         return Observation(batch_size, low, bound=AT_LEAST)
     share = (smooth[after - 1] - math.log(goal)) / (smooth[after - 1] - smooth[after])
     steps = low * (high / low) ** float(share)
-    return Observation(batch_size, steps, check=high - low)
+    return Observation(batch_size, steps, resolution=high - low)
 
 
 # ---- A fixed amount of data ----

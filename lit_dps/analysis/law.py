@@ -243,7 +243,7 @@ class Law:
             observation = self.observation(batch_size)
             if observation is not None and not observation.bound:
                 limits = observation.interval(observation.assumed_variance)
-                return Prediction(batch_size, observation.steps, *limits, "measured")
+                return Prediction(batch_size, observation.k, *limits, "measured")
         low, high = self.reach
         if not low <= batch_size <= high:
             return Prediction(batch_size, math.nan, math.nan, math.nan, "refused")
@@ -369,7 +369,7 @@ def doublings_beyond(values: np.ndarray, low: float, high: float) -> np.ndarray:
 
 def _k_by_batch_size(observations: Iterable[Observation]) -> dict[int, float]:
     """Return K by batch size."""
-    return {_integer(o.batch_size): _integer(o.steps) for o in observations}
+    return {_integer(o.batch_size): _integer(o.k) for o in observations}
 
 
 def _integer(number: float) -> Any:

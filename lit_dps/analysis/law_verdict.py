@@ -162,13 +162,13 @@ def rise_of_k(ascending: Sequence[Observation]) -> str:
         for after in ascending[i + 1 :]:
             if after.bound == AT_MOST:
                 continue
-            rise = math.log(after.steps / before.steps)
+            rise = math.log(after.k / before.k)
             noise = math.sqrt(before.variance + after.variance + 2 * TYPICAL_ERROR**2)
             if rise > max(MAX_RISE, MAX_RISE_DEVIATIONS * noise):
                 more = "more than " if after.bound else ""
                 return (
-                    f"K rises from {before.steps:.0f} at B = {before.batch_size:g} to "
-                    f"{more}{after.steps:.0f} at {after.batch_size:g}; check that the learning "
+                    f"K rises from {before.k:.0f} at B = {before.batch_size:g} to "
+                    f"{more}{after.k:.0f} at {after.batch_size:g}; check that the learning "
                     "rate is tuned at each batch size"
                 )
     return ""

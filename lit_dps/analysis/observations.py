@@ -56,15 +56,15 @@ MIN_SEARCHED_TRIALS = 4
 
 @dataclass(frozen=True, order=True)
 class Observation:
-    """Steps to result at one batch size.
+    """K at one batch size: steps to result, or another cost of it (`goal.unit`).
 
     Attributes:
         batch_size: B, in examples.
-        steps: K, in optimizer steps, or the bound of it. Before `fit_law` in the unit of K*.
+        k: K, or the bound of it, in the unit of K*; in steps in `Law.observations`.
         noise: Standard error of log K between repetitions, which are seeds or searches; 0 if it is
             unknown.
-        check: Steps between two checks; the goal was met in (steps - check, steps]. 0 if K is
-            exact.
+        resolution: Cost between two validations, in the unit of K. The goal was met in
+            (k - resolution, k]; 0 if K is exact.
         bound: 0 if K is exact; `AT_LEAST` if the goal was not met by then; `AT_MOST` if it was met
             by then or long before, as at the first check.
         boundary: Metaparameters with their best value at an end of the range, such as
@@ -72,28 +72,28 @@ class Observation:
     """
 
     batch_size: float
-    steps: float
+    k: float
     noise: float = 0.0
-    check: float = 0.0
+    resolution: float = 0.0
     bound: int = 0
     boundary: str = ""
 
     def __post_init__(self):
-        if not (0 < self.batch_size < math.inf and 0 < self.steps < math.inf):
+        if not (0 < self.batch_size < math.inf and 0 < self.k < math.inf):
             raise ValueError(
-                f"batch_size is {self.batch_size} and steps is {self.steps}; both must be "
-                "positive and finite"
+                f"batch_size is {self.batch_size} and k is {self.k}; both must be positive and "
+                "finite"
             )
         if self.bound not in (0, AT_LEAST, AT_MOST):
             raise ValueError(f"bound is {self.bound}; it must be 0, {AT_LEAST} or {AT_MOST}")
 
     @property
     def variance(self) -> float:
-        """Variance of log K: of the repetitions, and of the unknown place between two checks.
+        """Variance of log K: of the repetitions, and of the unknown place between two validations.
 
-        A uniform place between two checks adds (check / K)^2 / 12.
+        A uniform place between two validations adds (resolution / K)^2 / 12.
         """
-        return self.noise**2 + (self.check / self.steps) ** 2 / 12
+        return self.noise**2 + (self.resolution / self.k) ** 2 / 12
 
     @property
     def assumed_variance(self) -> float:
@@ -104,7 +104,7 @@ class Observation:
 
     @property
     def is_lower_bound(self) -> bool:
-        """Whether the goal was not met by these steps."""
+        """Whether the goal was not met by this K."""
         return self.bound == AT_LEAST
 
     @property
@@ -117,15 +117,15 @@ class Observation:
     def interval(self, variance: float) -> Interval:
         """Return 95 % limits of K by a variance of log K."""
         half_width = NORMAL_95 * math.sqrt(variance)
-        return Interval(self.steps * math.exp(-half_width), self.steps * math.exp(half_width))
+        return Interval(self.k * math.exp(-half_width), self.k * math.exp(half_width))
 
     def in_steps(self, unit: Unit) -> Observation:
         """Return the observation in steps on full batches, by K in a unit."""
         per_step = unit.per_step(self.batch_size)
-        return replace(self, steps=self.steps / per_step, check=self.check / per_step)
+        return replace(self, k=self.k / per_step, resolution=self.resolution / per_step)
 
     def draws(self, count: int, name: str) -> np.ndarray:
-        """Return draws (count,) of K, in steps: log-normal noise, less a part of a check interval.
+        """Return draws (count,) of K: log-normal noise, less a part of the resolution.
 
         Args:
             count: Number of draws.
@@ -135,8 +135,8 @@ class Observation:
                 are in fact correlated: by 0.2 for 25 points of the stored studies, by 0.5 for 8.
         """
         random = resampling_rng(int(self.batch_size), name)
-        steps = self.steps * np.exp(self.noise * random.standard_normal(count))
-        return steps * (1 - self.check / self.steps * random.random(count))
+        draws = self.k * np.exp(self.noise * random.standard_normal(count))
+        return draws * (1 - self.resolution / self.k * random.random(count))
 
 
 def exact(observations: Iterable[Observation]) -> list[Observation]:
@@ -180,7 +180,7 @@ def _observation_of_cell(record: StudyRecord, cell: CellSummary) -> Observation 
         size,
         float(cell.k_star),
         noise=noise_of_k_star(cell.costs, len(record.space), record.statistic),
-        check=float(cell.check_cost),
+        resolution=float(cell.check_cost),
         boundary=", ".join(boundary_texts(record, cell.best)),
     )
 
@@ -291,8 +291,8 @@ def observations_of_repeats(
     observations = []
     for o in _median_observations(runs_of_cells):
         noise = math.hypot(o.noise, search_noise)
-        if not o.bound and by_batch_size[o.batch_size].is_at_first_check(o.steps):
-            observations.append(replace(o, noise=noise, bound=AT_MOST, check=0.0))
+        if not o.bound and by_batch_size[o.batch_size].is_at_first_check(o.k):
+            observations.append(replace(o, noise=noise, bound=AT_MOST, resolution=0.0))
         else:
             observations.append(replace(o, noise=noise))
     return observations
@@ -304,7 +304,7 @@ class _Runs(NamedTuple):
     batch_size: float
     steps: np.ndarray  # (n,), K, or the limit of a run that missed the goal; nan or inf without
     missed: np.ndarray  # (n,), whether a run missed the goal
-    check: float  # steps between two checks; 0 if unknown
+    resolution: float  # steps between two validations; 0 if unknown
 
 
 def check_interval(runs: pd.DataFrame) -> float:
@@ -423,8 +423,8 @@ def _median_observation(runs: _Runs, deviation: float) -> Observation | None:
     most = float(np.median(np.where(runs.missed, np.inf, runs.steps)))
     if most < math.inf:
         noise = deviation * _error_of_median(count, missed)
-        if least == most and runs.check < most:
-            return Observation(runs.batch_size, most, noise, runs.check)
+        if least == most and runs.resolution < most:
+            return Observation(runs.batch_size, most, noise, runs.resolution)
         return Observation(runs.batch_size, most, noise, bound=AT_MOST)
     finite = limits[np.isfinite(limits)]
     if not finite.size:

@@ -363,5 +363,5 @@ def runs_of_axis(laws: Mapping[Series, Law], axis: str) -> pd.DataFrame:
         for observation in law.observations:
             if observation.bound != AT_MOST:
                 is_bound = int(observation.bound == AT_LEAST)
-                rows.append((size, observation.batch_size, observation.steps, is_bound))
+                rows.append((size, observation.batch_size, observation.k, is_bound))
     return pd.DataFrame(rows, columns=[*COLUMNS, CENSORED])

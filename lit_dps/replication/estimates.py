@@ -113,9 +113,9 @@ def k_star_draws(study: Analysis, law: Law, cell: Cell) -> Draws:
     if observation is None or len(study.by_cell[cell].trials) < MIN_SAMPLES:
         return Draws(np.zeros(REPLICATES), unlimited)
     if observation.is_lower_bound:
-        return Draws(np.full(REPLICATES, observation.steps), unlimited)
+        return Draws(np.full(REPLICATES, observation.k), unlimited)
     if observation.bound:
-        return Draws(np.zeros(REPLICATES), np.full(REPLICATES, observation.steps))
+        return Draws(np.zeros(REPLICATES), np.full(REPLICATES, observation.k))
     drawn = observation.draws(REPLICATES, study.name_of(cell.series))
     return Draws(drawn, drawn)
 

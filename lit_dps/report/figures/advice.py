@@ -90,7 +90,7 @@ def _draw_steps(ax: Axes, table: pd.DataFrame, observations: Sequence[Observatio
     """Draw the steps to the goal with their limits, and the observations."""
     for each in observations:
         marker, _ = MARKERS[each.bound]
-        ax.plot(each.batch_size, each.steps, marker, color="black", zorder=3)
+        ax.plot(each.batch_size, each.k, marker, color="black", zorder=3)
     rows = table.drop_duplicates("batch_size")
     batch = rows["batch_size"]
     ax.plot(batch, rows["steps"], color=look.GREY)

@@ -53,7 +53,7 @@ def test_the_best_rate_counts_and_its_place_is_noted():
     rows.append({"batch_size": 16, "learning_rate": 0.02, "steps": 200})
     table = read_runs(pd.DataFrame(rows))
     evidence = observe(table.runs)
-    assert [o.steps for o in evidence.observations] == [300, 200]
+    assert [o.k for o in evidence.observations] == [300, 200]
     assert evidence.best_rates == {8: 0.02, 16: 0.02}
     assert evidence.observations[0].boundary == ""
     assert evidence.observations[0].noise > 0 == evidence.observations[1].noise
@@ -80,7 +80,7 @@ def test_the_median_over_seeds_of_the_best_rate_counts():
         for seed, steps in enumerate(runs):
             rows.append({"batch_size": 8, "lr": rate, "seed": seed, "steps": steps})
     observation = observed(rows)[8]
-    assert observation.steps == 310
+    assert observation.k == 310
     assert observation.noise > 0
 
 
@@ -96,9 +96,9 @@ def test_runs_that_missed_the_goal_are_bounds():
         {"batch_size": 64, "lr": 0.2, "steps": None, "censored": 1},
     ]
     found = observed(rows)
-    assert (found[8].bound, found[8].steps) == (AT_LEAST, 500)
-    assert (found[16].bound, found[16].steps) == (AT_MOST, 400)
-    assert (found[32].bound, found[32].steps) == (0, 300)
+    assert (found[8].bound, found[8].k) == (AT_LEAST, 500)
+    assert (found[16].bound, found[16].k) == (AT_MOST, 400)
+    assert (found[32].bound, found[32].k) == (0, 300)
     assert 64 not in found
 
 
@@ -109,7 +109,7 @@ def test_an_even_number_of_seeds_has_the_mean_of_the_middle_two():
         for seed, steps in enumerate(runs):
             rows.append({"batch_size": 8, "lr": rate, "seed": seed, "steps": steps})
     observation = observed(rows)[8]
-    assert (observation.bound, observation.steps) == (0, 350)
+    assert (observation.bound, observation.k) == (0, 350)
 
 
 @pytest.mark.parametrize(("last", "bound"), [(200, 150), (math.nan, 100)])
@@ -120,7 +120,7 @@ def test_a_rate_of_which_half_the_seeds_met_the_goal_is_a_bound(last, bound):
     ]
     evidence = observe(read_runs(pd.DataFrame(rows)).runs)
     (observation,) = evidence.observations
-    assert (observation.bound, observation.steps) == (AT_LEAST, bound)
+    assert (observation.bound, observation.k) == (AT_LEAST, bound)
     assert not any("no run met" in note or "diverged" in note for note in evidence.notes)
 
 
@@ -143,7 +143,7 @@ def test_a_goal_met_at_the_first_validation_is_an_upper_bound():
         for i, value in enumerate(curve, 1):
             rows.append({"batch_size": b, "step": 50 * i, "val_loss": value})
     evidence = observe(read_runs(pd.DataFrame(rows), goal=CurveGoal("val_loss", 0.3)).runs)
-    bounds = [(o.steps, o.check, o.bound) for o in evidence.observations]
+    bounds = [(o.k, o.resolution, o.bound) for o in evidence.observations]
     assert bounds == [(100, 50, 0), (50, 0, AT_MOST)]
     assert any("At B = 16 the first validation" in note for note in evidence.notes)
 

@@ -30,8 +30,8 @@ def test_k_is_interpolated_between_two_horizons():
     """The loss is a power of the horizon, so the interpolation is exact."""
     rows = [(32, horizon, final_loss(horizon, 300)) for horizon in (100, 200, 400, 800)]
     (found,) = matched_steps(runs(*rows), GOAL)
-    assert (found.batch_size, found.bound, found.check) == (32, 0, 200)
-    assert found.steps == pytest.approx(300)
+    assert (found.batch_size, found.bound, found.resolution) == (32, 0, 200)
+    assert found.k == pytest.approx(300)
 
 
 def test_the_law_of_matched_horizons_is_found():
@@ -50,12 +50,12 @@ def test_the_median_of_seeds_counts_and_a_rise_is_smoothed():
     seeds = [(8, 100, 0.25), (8, 100, 0.9), (8, 100, 0.1), (8, 200, 0.22), (8, 400, 0.15)]
     (found,) = matched_steps(runs(*seeds), GOAL)
     share = math.log(0.22 / GOAL) / math.log(0.22 / 0.15)
-    assert found.steps == pytest.approx(200 * 2**share)
+    assert found.k == pytest.approx(200 * 2**share)
     rise = [(8, 100, 0.19), (8, 200, 0.25), (8, 400, 0.15)]
     (found,) = matched_steps(runs(*rise), GOAL)
     pooled = math.sqrt(0.19 * 0.25)
     share = math.log(pooled / GOAL) / math.log(pooled / 0.15)
-    assert pooled > GOAL and found.steps == pytest.approx(200 * 2**share)
+    assert pooled > GOAL and found.k == pytest.approx(200 * 2**share)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_the_median_of_seeds_counts_and_a_rise_is_smoothed():
 )
 def test_without_a_narrow_bracket_k_is_a_bound(rows, bound, steps):
     (found,) = matched_steps(runs(*rows), GOAL)
-    assert (found.bound, found.steps) == (bound, steps)
+    assert (found.bound, found.k) == (bound, steps)
 
 
 def test_wrong_runs_are_refused():

@@ -170,7 +170,7 @@ def test_a_lower_bound_that_contradicts_the_law_ends_the_prediction():
     steps = (450, 250, 150, 100, 75, 62, 56, 53)
     measured = []
     for batch_size, k in zip(2.0 ** np.arange(3, 11), steps, strict=True):
-        measured.append(Observation(batch_size, k, check=1.0))
+        measured.append(Observation(batch_size, k, resolution=1.0))
     law = fit_law([*measured, Observation(2048.0, 1000.0, bound=AT_LEAST)])
     assert law.verdict.trust is Trust.INTERPOLATED
     table = law.predict([1024, 700, 2048])
@@ -180,7 +180,9 @@ def test_a_lower_bound_that_contradicts_the_law_ends_the_prediction():
 
 
 def test_unknown_noise_counts_as_ten_percent_also_between_checks():
-    law = fit_law([Observation(8.0, 400.0, check=1.0), Observation(16.0, 300.0, check=1.0)])
+    law = fit_law(
+        [Observation(8.0, 400.0, resolution=1.0), Observation(16.0, 300.0, resolution=1.0)]
+    )
     table = law.predict([8])
     assert table["known"].tolist() == ["measured"]
     assert table["low"][0] == pytest.approx(400 * math.exp(-0.196), rel=1e-3)
@@ -209,17 +211,17 @@ def test_medians_of_seeds_with_misses():
         }
     )
     eight, sixteen, thirty_two = medians(runs)
-    assert (eight.steps, eight.bound) == (115, 0)
+    assert (eight.k, eight.bound) == (115, 0)
     spread = math.sqrt(
         (4 * np.var(np.log([100, 110, 120, 130])) + 2 * np.var(np.log([50, 60]))) / 4
     )  # pooled, of 3 + 1 degrees of freedom
     assert eight.noise == pytest.approx(math.sqrt(math.pi / 2) * spread / 2)
     assert eight.variance == pytest.approx(eight.noise**2 + (10 / 115) ** 2 / 12)
-    assert (sixteen.steps, sixteen.bound) == (60, 0)  # the run that missed is above
+    assert (sixteen.k, sixteen.bound) == (60, 0)  # the run that missed is above
     # The median is the quantile 3 / 4 of the 2 of 3 runs that met the goal.
     density = 2 / 3 * NormalDist().pdf(NormalDist().inv_cdf(3 / 4))
     assert sixteen.noise == pytest.approx(spread / (2 * density * math.sqrt(3)))
-    assert (thirty_two.steps, thirty_two.bound) == (350, AT_LEAST)  # of both limits
+    assert (thirty_two.k, thirty_two.bound) == (350, AT_LEAST)  # of both limits
 
 
 @pytest.mark.parametrize(
@@ -241,8 +243,8 @@ def test_a_median_with_misses_is_a_bound_where_a_miss_may_lie_on_either_side(
     (found,) = medians(
         pd.DataFrame({"batch_size": 8, "steps": steps, "censored": censored, "check": 10})
     )
-    assert (found.steps, found.bound) == expected
-    assert found.check == (0 if found.bound else 10)
+    assert (found.k, found.bound) == expected
+    assert found.resolution == (0 if found.bound else 10)
 
 
 def test_a_table_of_runs_that_contradicts_itself_is_refused():
@@ -256,7 +258,7 @@ def test_a_table_of_runs_that_contradicts_itself_is_refused():
 
 def test_best_rates_on_an_edge_are_told():
     known = curve()
-    known[0] = Observation(known[0].batch_size, known[0].steps, boundary="learning_rate low")
+    known[0] = Observation(known[0].batch_size, known[0].k, boundary="learning_rate low")
     assert "B = 8 (learning_rate low)" in fit_law(known).notes[0]
 
 

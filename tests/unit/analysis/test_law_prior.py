@@ -103,8 +103,8 @@ def test_where_the_law_does_not_fit_a_prior_gives_k_above_the_range():
 
 def misfits(*bounds: float) -> list[Observation]:
     """Three K that c1 / B + c2 does not fit, and lower bounds at larger batch sizes."""
-    measured = [Observation(1, 220, check=4), Observation(16, 16, check=4)]
-    measured.append(Observation(64, 8, check=4))
+    measured = [Observation(1, 220, resolution=4), Observation(16, 16, resolution=4)]
+    measured.append(Observation(64, 8, resolution=4))
     for batch_size, steps in zip((128, 256, 512), bounds, strict=True):
         measured.append(Observation(batch_size, steps, bound=AT_LEAST))
     return measured

@@ -30,8 +30,8 @@ SIZES = [4, 16, 64, 256]
 K_STAR = {b: 4096 // b * 16 + 160 for b in SIZES}  # c1 = 65536, c2 = 160
 
 
-def law(steps, noise=0.02, check=16.0):
-    return fit_law([Observation(b, k, noise, check) for b, k in steps.items()])
+def law(steps, noise=0.02, resolution=16.0):
+    return fit_law([Observation(b, k, noise, resolution) for b, k in steps.items()])
 
 
 def repeats(by_batch_size, check_interval=16):
@@ -87,7 +87,7 @@ def test_each_missed_repeat_has_its_limit(missed, median, bound):
     assert repeated.is_upper_bound(0.5) == bool(bound)
     (observation,) = observations_of_repeats([repeated], 0.0)
     assert observation.bound == (AT_MOST if bound else 0)
-    assert observation.steps == repeated.quantile(0.5)
+    assert observation.k == repeated.quantile(0.5)
     if median is None:
         assert repeated.bias is None and seeds_of([repeated]) == {}
     else:
@@ -110,7 +110,7 @@ def test_the_noise_of_one_complete_trial_is_that_of_other_searches(count, noise)
 
 
 def test_an_unknown_noise_is_not_the_smallest_where_others_are_known():
-    known, unknown = Observation(4, 100, noise=0.35), Observation(16, 40, check=16)
+    known, unknown = Observation(4, 100, noise=0.35), Observation(16, 40, resolution=16)
     place = (16 / 40) ** 2 / 12
     assert data_of([known, unknown]).variance == pytest.approx([0.35**2, 0.1**2 + place])
     # Without any known noise the error of the law contains it.
@@ -166,7 +166,7 @@ def test_limits_of_one_k_are_those_of_its_noise():
 
 def test_medians_of_repeats_have_the_noise_of_seeds_and_of_the_search():
     found = observations_of_repeats(repeats({8: [100, 110, 120], 64: [50, 55, 60]}), 0.0)
-    assert [(o.batch_size, o.steps, o.check) for o in found] == [(8, 110, 16), (64, 55, 16)]
+    assert [(o.batch_size, o.k, o.resolution) for o in found] == [(8, 110, 16), (64, 55, 16)]
     assert 0.05 < found[0].noise == found[1].noise < 0.1
     wider = observations_of_repeats(repeats({8: [100, 110, 120], 64: [50, 55, 60]}), 0.2)
     assert wider[0].noise == pytest.approx(math.hypot(found[0].noise, 0.2))
@@ -197,7 +197,7 @@ def coverage(seeds, budget, never, studies=300):
         runs = {"batch_size": np.repeat(2 ** np.arange(6), seeds), "censored": misses.ravel()}
         runs["steps"] = np.where(misses, limit, steps).ravel()
         for found in medians(pd.DataFrame(runs)):
-            distance = math.log(median / found.steps) / found.noise
+            distance = math.log(median / found.k) / found.noise
             if found.is_lower_bound:
                 distance = min(distance, 0.0)
             hits.append((abs(distance) < 1.2816, abs(distance) < 1.9600))

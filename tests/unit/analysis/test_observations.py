@@ -183,7 +183,7 @@ def test_k_star_of_few_trials_without_failure_is_an_upper_bound(failures):
     cell = analysis.by_cell[DENSE]
     assert (cell.k_star, cell.is_upper_bound) == (320, is_bound)
     (observation,) = observations_of_cells(analysis.record, [cell])
-    assert (observation.steps, observation.bound) == (320, AT_MOST if is_bound else 0)
+    assert (observation.k, observation.bound) == (320, AT_MOST if is_bound else 0)
     floors = analysis.table.set_index("sparsity")["floor"]
     assert floors[0.0] == is_bound
 

@@ -170,7 +170,7 @@ def test_the_steps_of_a_run_decide_whether_its_seconds_are_at_the_first_check(tm
     assert rows["bias"].tolist()[0] == pytest.approx(5) and math.isnan(rows["bias"].tolist()[1])
     law = analysis.median_laws[Series(0.0)]
     assert (law.exact_k, law.upper_bounds) == (pytest.approx({8: 0.08}), {32})
-    assert law.observations[0].check == pytest.approx(0.02)
+    assert law.observations[0].resolution == pytest.approx(0.02)
     assert " <= 0.3 " in screen(analysis, ["repeats"])
     # Steps, examples and seconds of the answer are medians over the repeats.
     answer = analysis.answer
