@@ -18,7 +18,7 @@ from lit_dps.analysis.delay import (
     delay_points,
     delay_rows,
 )
-from lit_dps.analysis.gradient_noise import NoiseLaw, noise_rows, reading_rows, series_noise_laws
+from lit_dps.analysis.gradient_noise import NoiseLaw, noise_laws, noise_rows, reading_rows
 from lit_dps.analysis.intervals import REPLICATES
 from lit_dps.analysis.law import Law, fit_law
 from lit_dps.analysis.law_tables import law_rows, series_curves
@@ -34,7 +34,7 @@ from lit_dps.analysis.ramps import point_rows, ramp_rows
 from lit_dps.analysis.rate_rules import price_rows
 from lit_dps.analysis.rates import RateCurve, RateLaw, rate_curves, rate_laws, rate_rows
 from lit_dps.analysis.readings import curve_rows
-from lit_dps.analysis.repeats import RepeatSummary, repeat_rows, seeds_of, summarize_repeats
+from lit_dps.analysis.repeats import RepeatSummary, repeat_rows, summarize_repeats
 from lit_dps.analysis.sparse_ratios import Ratio, ratio_bounds, ratios
 from lit_dps.analysis.step_seconds import StepSeconds, step_seconds
 from lit_dps.analysis.summary import CellSummary, cell_rows, summarize, trial_rows
@@ -151,7 +151,7 @@ class Analysis:
     def median_laws(self) -> dict[Series, Law]:
         """The law of the median over seeds of each series that has repeats."""
         laws = {}
-        for series in self.costs_over_seeds:
+        for series in self.repeats_with_median:
             laws[series] = self.law(series, over_seeds=True, search_noise=self.search_noise)
         return laws
 
@@ -184,8 +184,8 @@ class Analysis:
         medians = self.median_laws[series].k_star
         if medians.keys() != self.laws[series].k_star.keys():
             return False
-        seeds = self.costs_over_seeds[series]
-        return all(len(steps) >= min_seeds for steps in seeds.values())
+        repeats = self.repeats_with_median[series]
+        return all(len(each.results) >= min_seeds for each in repeats)
 
     def name_of(self, series: Series) -> str:
         """Return the name that seeds draws of a series in comparisons of several studies.
@@ -200,7 +200,7 @@ class Analysis:
         return law_rows(self.laws)
 
     @cached_property
-    def curves(self) -> pd.DataFrame:
+    def law_curves(self) -> pd.DataFrame:
         """K* and the law of each series as points of a curve (`law_tables.series_curves`)."""
         return series_curves(self.laws, self.median_laws, self.record.batch_sizes)
 
@@ -238,9 +238,13 @@ class Analysis:
         return {each.cell: each for each in self.repeats if each.rank == 1}
 
     @cached_property
-    def costs_over_seeds(self) -> dict[Series, dict[int, list[float]]]:
-        """Steps over seeds of each K* point, by series and batch size (`repeats.seeds_of`)."""
-        return seeds_of(self.repeats)
+    def repeats_with_median(self) -> dict[Series, list[RepeatSummary]]:
+        """The repeats of each K* point whose median over seeds is finite, by series."""
+        by_series: dict[Series, list[RepeatSummary]] = {}
+        for each in self.repeats_of_k_star.values():
+            if each.finite_median is not None:
+                by_series.setdefault(each.cell.series, []).append(each)
+        return by_series
 
     @cached_property
     def repeat_table(self) -> pd.DataFrame:
@@ -335,7 +339,7 @@ class Analysis:
         return term_ratio_rows(self.record, self.laws)
 
     @cached_property
-    def noise_laws(self) -> pd.DataFrame:
+    def noise_table(self) -> pd.DataFrame:
         """One row a cell and a row a trial whose gradient noise was measured (`gradient_noise`)."""
         return noise_rows(self.record)
 
@@ -345,9 +349,9 @@ class Analysis:
         return reading_rows(self.record)
 
     @cached_property
-    def series_noise_laws(self) -> dict[Series, NoiseLaw]:
+    def noise_laws(self) -> dict[Series, NoiseLaw]:
         """The line through the gradient noise of each series (`gradient_noise`)."""
-        return series_noise_laws(self.record)
+        return noise_laws(self.record)
 
     # Curves, delay and local SGD
 

@@ -50,24 +50,24 @@ class DelayLaw:
     Attributes:
         series: The series, without its delay.
         separate: The law of each delay alone, by delay, ascending.
-        law: The law without delay that is fitted to batch sizes B / s and steps s K*, with
+        joint: The law without delay that is fitted to batch sizes B / s and steps s K*, with
             s = `stable_share`. It has no fit with fewer than 3 K*.
     """
 
     series: Series
     separate: Mapping[int, Law]
-    law: Law
+    joint: Law
 
     @property
     def fit(self) -> LawConstants | None:
         """c1 [examples] and c2 [steps]; None with too few K*."""
-        return self.law.fit
+        return self.joint.fit
 
     @property
     def fitted(self) -> LawConstants:
         """The fit of the law; an error without one."""
-        assert self.law.fit is not None, "the law has no fit"
-        return self.law.fit
+        assert self.joint.fit is not None, "the law has no fit"
+        return self.joint.fit
 
     @cached_property
     def k_star(self) -> dict[tuple[int, int], float]:
@@ -99,7 +99,7 @@ class DelayLaw:
         """Return the delay that doubles K*, with its 95 % interval; infinity if c2 is 0."""
         value = _doubling_delay(self.fitted.critical_batch_size, batch_size)
         draws = []
-        for c1, c2 in self.law.draws:
+        for c1, c2 in self.joint.draws:
             draws.append(_doubling_delay(c1 / c2, batch_size))
         return value, percentile_interval(np.array(draws), value)
 
@@ -200,7 +200,7 @@ def critical_delay_rows(laws: Iterable[DelayLaw]) -> pd.DataFrame:
     """
     rows = []
     for law in laws:
-        if law.fit is None or not law.law.describes_k:
+        if law.fit is None or not law.joint.describes_k:
             continue
         for batch_size in law.batch_sizes:
             value, (low, high) = law.critical_delay(batch_size)

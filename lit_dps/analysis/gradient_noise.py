@@ -212,7 +212,7 @@ def reading_rows(record: StudyRecord) -> pd.DataFrame:
     return frame(rows)
 
 
-def series_noise_laws(record: StudyRecord) -> dict[Series, NoiseLaw]:
+def noise_laws(record: StudyRecord) -> dict[Series, NoiseLaw]:
     """Return the line through the measurements of all trials of each series that has one."""
     readings: dict[Series, list[Readings]] = {}
     for cell, results in record.results.items():

@@ -21,7 +21,7 @@ from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import columns_of, frame
 from lit_dps.core.goal import Goal
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.trial import Cell, Series, Status, TrialResult
+from lit_dps.core.trial import Cell, Status, TrialResult
 from lit_dps.core.unit import Cost
 
 QUANTILES = {"least": 0.0, "lower": 0.25, "median": 0.5, "upper": 0.75, "most": 1.0}
@@ -262,20 +262,6 @@ def repeat_rows(record: StudyRecord, repeats: Iterable[RepeatSummary]) -> pd.Dat
     columns = [*columns_of(record.series[0]), "batch_size", "rank", "point", "steps", "repeats"]
     columns += ["missed", *QUANTILES, "floor", "bias", *(f"{name}_median" for name in read_columns)]
     return frame(rows, columns)
-
-
-def seeds_of(repeats: Sequence[RepeatSummary]) -> dict[Series, dict[int, list[float]]]:
-    """Return the costs over seeds of each K* point, by series and batch size.
-
-    They are infinite for a repeat that missed the goal. Cells whose median is undetermined or not
-    finite, because most repeats missed the goal, have no entry.
-    """
-    seeds: dict[Series, dict[int, list[float]]] = {}
-    for each in repeats:
-        if each.rank == 1 and each.finite_median is not None:
-            by_batch_size = seeds.setdefault(each.cell.series, {})
-            by_batch_size[each.cell.batch_size] = each.costs_over_seeds
-    return seeds
 
 
 def all_runs_are_equal(record: StudyRecord, repeated: RepeatSummary) -> bool:

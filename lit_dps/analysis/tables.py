@@ -14,7 +14,7 @@ from lit_dps.core.search_space import Box, Choices, short_names
 from lit_dps.core.statistic import Statistic
 from lit_dps.core.text import wrap
 from lit_dps.core.trial import Cell, Series, Value, text_of
-from lit_dps.core.unit import STEPS, Unit, cost_text
+from lit_dps.core.unit import STEPS, Cost, Unit, cost_text
 
 # A row of a table by column; None where a value is missing.
 Row = Mapping[str, Any]
@@ -225,12 +225,12 @@ def times(x: float | None) -> str:
     return f"x{significant(x)}"
 
 
-def k_star_text(row: Row) -> str:
-    """Return K* of a row with columns k_star and floor: 112, "<= 16" for a bound, "-" for None."""
-    if row["k_star"] is None:
+def k_star_text(k_star: Cost | None, is_upper_bound: bool) -> str:
+    """Return K* as text: 112, "<= 16" for an upper bound, "-" for None."""
+    if k_star is None:
         return "-"
-    text = cost_text(row["k_star"])
-    if row["floor"]:
+    text = cost_text(k_star)
+    if is_upper_bound:
         return f"<= {text}"
     return text
 

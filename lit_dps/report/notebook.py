@@ -72,7 +72,7 @@ class Study:
 
     @property
     def law(self) -> pd.DataFrame:
-        """One row per series: c1, c2 and b_crit of K* = c1 / B + c2 (`scaling.law_rows`).
+        """One row per series: c1, c2 and b_crit of K* = c1 / B + c2 (`law_tables.law_rows`).
 
         Each value has its 95 % interval.
         """
@@ -85,12 +85,12 @@ class Study:
 
     @property
     def quality(self) -> pd.DataFrame:
-        """The best metric of each cell within max_steps (`quality.quality_rows`)."""
+        """The best metric of each cell within max_steps (`budgets.quality_rows`)."""
         return self.analysis.quality
 
     @property
     def rates(self) -> pd.DataFrame:
-        """The best learning rates of each cell, and scaling rules (`learning_rates.rate_rows`)."""
+        """The best learning rates of each cell, and scaling rules (`rates.rate_rows`)."""
         return self.analysis.rates
 
     @property

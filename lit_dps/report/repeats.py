@@ -100,7 +100,7 @@ def _row_to_print(
         )
     else:
         head = "K*" if searched.best is None else searched.best.unit.head
-        row[head] = k_star_text({"k_star": searched.k_star, "floor": searched.is_upper_bound})
+        row[head] = k_star_text(searched.k_star, searched.is_upper_bound)
     row["median"] = _quantile_text(repeated, 0.5)
     row["quartiles"] = _range_text(repeated, 0.25, 0.75)
     row["all"] = _range_text(repeated, 0, 1)

@@ -118,7 +118,7 @@ def _row_to_print(study: Analysis, summary: CellSummary) -> dict[str, str]:
         columns |= {head: "-", EXPECTED: "-", EXAMPLES: "-", STEP: "-"}
     else:
         columns |= {
-            head: k_star_text(row),
+            head: k_star_text(row["k_star"], row["floor"]),
             EXPECTED: three_digits(row["steps"]),
             EXAMPLES: examples_text(row),
             STEP: format_duration(row["step_seconds"]),

@@ -197,7 +197,11 @@ def _table(analysis: Analysis, width: int | None) -> list[str]:
     shows_edges = width is None or any(row["boundary"] for row in rows)
     lines = []
     for cell, row in zip(record.cells, rows, strict=True):
-        line = {"B": str(cell.batch_size), **short_columns(cell.series), head: k_star_text(row)}
+        line = {
+            "B": str(cell.batch_size),
+            **short_columns(cell.series),
+            head: k_star_text(row["k_star"], row["floor"]),
+        }
         line |= communications_text(row)
         for name in counts:
             line[COUNT_HEADS[name]] = str(row[name])
@@ -222,7 +226,11 @@ def readings_text(analysis: Analysis, width: int | None = None) -> str:
     head = analysis.record.goal.cost_unit.head
     rows = []
     for cell, row in zip(analysis.record.cells, records(analysis.table), strict=True):
-        line = {"B": str(cell.batch_size), **short_columns(cell.series), head: k_star_text(row)}
+        line = {
+            "B": str(cell.batch_size),
+            **short_columns(cell.series),
+            head: k_star_text(row["k_star"], row["floor"]),
+        }
         rows.append(with_readings(line, columns, row))
     keys = keys_of(analysis.record)
     lines = ["readings of the K* trials: the last value up to the goal"]
@@ -336,7 +344,7 @@ def _term_row(series: Series, row: Row) -> dict[str, str]:
         texts[name] = significant(row[key])
     for key, name in _LAWS.items():
         texts[name] = three_digits(row[key])
-    texts["K*"] = k_star_text(row)
+    texts["K*"] = k_star_text(row["k_star"], row["floor"])
     return texts
 
 
@@ -409,8 +417,8 @@ def _delay_law_text(law: DelayLaw) -> str:
     """Return the constants of a law and its critical delays in words."""
     constants = f"c1 = {three_digits(law.fitted.c1)}  c2 = {three_digits(law.fitted.c2)}"
     text = f"{constants}  misfit {law.misfit:.0%}"
-    if not law.law.describes_k:
-        return f"{text}  {law.law.verdict.reason}"
+    if not law.joint.describes_k:
+        return f"{text}  {law.joint.verdict.reason}"
     delays = []
     for batch_size in dict.fromkeys((law.batch_sizes[0], law.batch_sizes[-1])):
         delays.append(f"{estimate(*law.critical_delay(batch_size))} at B={batch_size}")
@@ -458,4 +466,4 @@ def communications_text(row: Row) -> dict[str, str]:
     """Return the column communications of a row as text; empty if the table has none."""
     if "communications" not in row:
         return {}
-    return {"communications": k_star_text({**row, "k_star": row["communications"]})}
+    return {"communications": k_star_text(row["communications"], row["floor"])}

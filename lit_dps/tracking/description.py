@@ -91,7 +91,7 @@ def _table(study: Analysis) -> list[str]:
             {
                 "B": str(row["batch_size"]),
                 **short_columns(cell.series),
-                study.record.goal.cost_unit.head: k_star_text(row),
+                study.record.goal.cost_unit.head: k_star_text(row["k_star"], row["floor"]),
                 "time to goal": interval_text(row),
                 "examples": examples_text(row),
                 "": speed_mark(row),

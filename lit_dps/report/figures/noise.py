@@ -41,7 +41,7 @@ def notes(study: Analysis) -> list[str]:
 
 def tables(study: Analysis) -> Mapping[str, pd.DataFrame]:
     """Return the rows of `gradient_noise.reading_rows` and of `gradient_noise.noise_rows`."""
-    return {NAME: study.noise_readings, "noise-laws": study.noise_laws}
+    return {NAME: study.noise_readings, "noise-laws": study.noise_table}
 
 
 def figures(tables: Mapping[str, pd.DataFrame], study: Analysis) -> Iterator[tuple[str, Figure]]:
@@ -56,7 +56,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     figure = new_figure(2.8 * len(every) + 0.4, 2.8)
     panels = figure.subplots(1, len(every), squeeze=False, sharey=True)[0]
     for ax, series in zip(panels, every, strict=True):
-        _draw_series(ax, rows_of(series, rows), study.series_noise_laws.get(series))
+        _draw_series(ax, rows_of(series, rows), study.noise_laws.get(series))
         ax.set_title(legend(series))
     look.log_values_axis(panels[0], rows["noise"], 1.3, 1.3)
     panels[0].set_ylabel("noise: trace of the covariance\nof the gradient of an example")

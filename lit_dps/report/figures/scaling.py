@@ -58,7 +58,7 @@ ARROW = 0.35  # length of the arrow of an upper bound, as a share of K*
 
 def rows(study: Analysis) -> pd.DataFrame:
     """Return the rows of `law_tables.series_curves`."""
-    return study.curves
+    return study.law_curves
 
 
 def missing(study: Analysis) -> str | None:

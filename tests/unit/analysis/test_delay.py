@@ -260,7 +260,7 @@ def test_a_joint_law_that_does_not_describe_k_has_no_critical_delay():
     found = study(lambda b, tau: 4e4 / b + 60 / stable_share(tau))
     (law,) = found.delay_laws
     assert len(critical_delay_rows([law])) == len(BATCH_SIZES)
-    refused = dataclasses.replace(law.law, verdict=Verdict(Trust.INTERPOLATED, "it does not fit"))
-    law = dataclasses.replace(law, law=refused)
+    refused = dataclasses.replace(law.joint, verdict=Verdict(Trust.INTERPOLATED, "it does not fit"))
+    law = dataclasses.replace(law, joint=refused)
     assert not len(critical_delay_rows([law]))
     assert "it does not fit" in delay_text([law]) and "doubles" not in delay_text([law])

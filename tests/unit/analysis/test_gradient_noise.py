@@ -122,7 +122,7 @@ def study(config=None):
 
 def test_table_and_figure(tmp_path, golden):
     found = study()
-    table = found.noise_laws
+    table = found.noise_table
     assert len(table) == 4 * (1 + 3) and table["point"].isna().sum() == 4
     cells = table[table["point"].isna()]
     assert list(cells["measurements"]) == [33] * 4
@@ -145,7 +145,7 @@ def test_a_study_without_it_says_nothing_of_it(tmp_path):
     plain = analysis_of({Cell(4): [result(Cell(4), 0, 160)]}, space={})
     assert write_figures([FIGURE], [plain], tmp_path) == ([], [])
     assert "smoothness.noise" in FIGURE.missing(plain)
-    assert len(plain.noise_laws) == 0
+    assert len(plain.noise_table) == 0
 
 
 def test_it_is_stored_and_older_results_have_none():

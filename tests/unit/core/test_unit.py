@@ -110,7 +110,7 @@ def test_the_law_in_examples_is_that_of_steps_times_b(tmp_path):
     assert law.k_star == {8: 600, 32: 224, 128: 132, 512: 108}
     assert law.fit.c1 == pytest.approx(4000, rel=0.02)
     assert law.fit.c2 == pytest.approx(100, rel=0.02)
-    curve = analysis.curves.dropna(subset=["k_star"])
+    curve = analysis.law_curves.dropna(subset=["k_star"])
     assert curve["k_star"].tolist() == table["k_star"].tolist()
     expected = [law.fit.c1 + law.fit.c2 * b for b in (8, 32, 128, 512)]
     assert curve["fit"].tolist() == pytest.approx(expected)
