@@ -15,8 +15,8 @@ How trials become a number, in the order of reading:
 used. The other modules can be read alone: `rates`, `rate_rules` and
 `adam_rules` (learning rates), `ramps` (batches that grow), `theory` and
 `term_comparisons`, `budgets`, `sparse_ratios`, `best_of_n`, `delay`, `local_sgd`, `layers`,
-`scale_up` (K at a larger size), `horizon`, `training_curves`, `gradient_noise`, `other_goals`,
-`quadratic`. `tables` and `intervals` are tools.
+`scale_up` (K at a larger size), `horizon`, `training_curves`, `gradient_noise`, `other_goals`.
+`tables` and `intervals` are tools.
 
 This room imports `lit_dps.core` only; `lit_dps.report` prints and draws its results. The names
 below are for other rooms and for users' scripts; `lit_dps.replication` uses no others.

@@ -16,7 +16,7 @@ class NoisyQuadratic(LightningModule):
     """Copies of the quadratic 1/2 sum h_i w_i^2, h_i = 1 / i, with gradient noise of variance h_i.
 
     Zhang et al. 2019, "Which Algorithmic Choices Matter at Which Batch Sizes? Insights From a Noisy
-    Quadratic Model"; `lit_dps.analysis.quadratic` computes it in closed form. The example x has the
+    Quadratic Model"; `tests/support/quadratic.py` computes it in closed form. The example x has the
     loss 1/2 sum h w^2 + sum sqrt(h) x w, with x standard normal (`lit_dps.data.GradientNoise`), so
     the gradient of a batch is h w + z, Var z = h / B.
 

@@ -12,7 +12,6 @@ import pytest
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.critical import DEFINITIONS, PooledExamples
 from lit_dps.analysis.law_fit import LawConstants
-from lit_dps.analysis.quadratic import NoisyQuadraticModel
 from lit_dps.core.goal import Goal
 from lit_dps.core.noise_scale import NoiseScale
 from lit_dps.core.trial import Cell, Series
@@ -20,6 +19,7 @@ from lit_dps.report.notebook import Study
 from lit_dps.report.publish import write_all
 from lit_dps.report.text import critical_text, render
 from tests.support.fake_study import analysis_of, result, theory_terms
+from tests.support.quadratic import NoisyQuadraticModel
 from tests.support.texts import numbers_in
 
 SIZES = (2, 8, 32, 128, 512, 2048)

@@ -14,7 +14,6 @@ from lit_dps.analysis.delay import KEY, DelayLaw, critical_delay_rows, delay_of,
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.law_fit import LawConstants
 from lit_dps.analysis.law_verdict import Trust, Verdict
-from lit_dps.analysis.quadratic import NoisyQuadraticModel
 from lit_dps.analysis.tables import records
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Series
@@ -22,6 +21,7 @@ from lit_dps.report.figures import FIGURES, drawn, write_figures
 from lit_dps.report.publish import write_all
 from lit_dps.report.text import delay_text, render
 from tests.support.fake_study import analysis_of, result
+from tests.support.quadratic import NoisyQuadraticModel
 from tests.support.texts import figure_texts
 
 pytestmark = pytest.mark.pictures

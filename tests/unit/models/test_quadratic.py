@@ -9,13 +9,13 @@ import torch
 from lightning.pytorch import LightningDataModule
 from scipy.optimize import minimize
 
-from lit_dps.analysis.quadratic import NoisyQuadraticModel
 from lit_dps.data import GradientNoise
 from lit_dps.models import NoisyQuadratic
 from lit_dps.optim.delay import delay_gradients
 from lit_dps.training import DelayCallback, PruningCallback
 from tests.support.errors import refuses
 from tests.support.measured import lipschitz, terms_of
+from tests.support.quadratic import NoisyQuadraticModel
 from tests.support.tiny import fit
 
 # K* by nqm.ipynb of Zhang et al. (github.com/gd-zhang/noisy-quadratic-model, be5db10), target 0.01:
