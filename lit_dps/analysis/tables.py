@@ -297,6 +297,11 @@ def short_columns(series: Series) -> dict[str, str]:
     return columns
 
 
+def cell_texts(cell: Cell) -> dict[str, str]:
+    """Return the columns that name a cell in a text table: B, then those of its series."""
+    return {"B": str(cell.batch_size), **short_columns(cell.series)}
+
+
 def legend(series: Series) -> str:
     """Return a series as a legend names it: S = 0.9, method = snip."""
     return ", ".join(f"{name} = {text}" for name, text in short_columns(series).items())

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lit_dps.analysis.summary import CellSummary, movable_ends
-from lit_dps.analysis.tables import aligned, short_columns, three_digits
+from lit_dps.analysis.tables import aligned, cell_texts, three_digits
 from lit_dps.core.goal import Goal
 from lit_dps.core.metric_names import is_share
 from lit_dps.core.record import StudyRecord
@@ -135,7 +135,7 @@ def no_result_table(goal: Goal, cells: Sequence[CellSummary]) -> list[str]:
     rows = []
     for cell in cells:
         best = best_value(goal, cell.trials)
-        row = {"B": str(cell.cell.batch_size), **short_columns(cell.cell.series)}
+        row = cell_texts(cell.cell)
         row[f"best {goal.metric}"] = "-" if best is None else best.text(goal)
         for status in statuses:
             row[COUNT_HEADS[status.value]] = str(cell.counts[status])

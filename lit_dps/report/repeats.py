@@ -13,17 +13,17 @@ from lit_dps.analysis.law_tables import medians_outside
 from lit_dps.analysis.repeats import RepeatSummary, all_runs_are_equal
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import (
+    cell_texts,
     in_parts,
     k_star_text,
     listed_numbers,
-    short_columns,
     three_digits,
     times,
 )
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.text import counted
 from lit_dps.core.trial import Series, Status, TrialResult
-from lit_dps.core.unit import STEPS, Cost, Unit, cost_text
+from lit_dps.core.unit import STEPS, Unit
 from lit_dps.report.notes import Level, Note, Values
 
 # What the intervals of a law contain.
@@ -70,7 +70,7 @@ def _repeats_text(study: Analysis, width: int | None) -> str:
         is_shared = each.cell in study.record.shared
         if each.rank == 1 and each.bias is not None and not is_shared:
             biases.append(each.bias)
-    lines += in_parts(rows, 1 + len(short_columns(study.repeats[0].cell.series)), width)
+    lines += in_parts(rows, len(cell_texts(study.repeats[0].cell)), width)
     if biases:
         meaning = "the best of many trials"
         if not study.record.statistic.is_minimum:
@@ -92,10 +92,10 @@ def _row_to_print(
         searched: The result of the search in the same cell.
         shows_point: Whether several points of a cell are repeated.
     """
-    row = {"B": str(repeated.cell.batch_size), **short_columns(repeated.cell.series)}
+    row = cell_texts(repeated.cell)
     if shows_point:
         row["sample"] = str(repeated.point)
-        row["K in the search"] = _steps_text(
+        row["K in the search"] = k_star_text(
             repeated.searched_cost, repeated.is_search_at_first_check
         )
     else:
@@ -123,12 +123,7 @@ def _quantile_text(repeated: RepeatSummary, q: float) -> str:
     if isinstance(repeated.searched_cost, int):
         # Whole costs may have a median between two of them.
         steps = round(steps)
-    return _steps_text(steps, is_bound)
-
-
-def _steps_text(steps: Cost, is_bound: bool) -> str:
-    """Return steps as text, with a sign for an upper bound."""
-    return f"<= {cost_text(steps)}" if is_bound else cost_text(steps)
+    return k_star_text(steps, is_bound)
 
 
 def _range_text(repeated: RepeatSummary, low: float, high: float) -> str:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import starmap
+from typing import NamedTuple
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.critical import DEFINITIONS, Critical
+from lit_dps.analysis.critical import DEFINITIONS
 from lit_dps.analysis.delay import DelayLaw, misfit_of
 from lit_dps.analysis.intervals import estimate
-from lit_dps.analysis.local_sgd import FLAT, LocalCurve
+from lit_dps.analysis.local_sgd import FLAT
 from lit_dps.analysis.readings import reading_columns
 from lit_dps.analysis.tables import (
     Row,
     base_of,
+    cell_texts,
     count,
     in_parts,
     k_star_text,
@@ -28,7 +30,7 @@ from lit_dps.analysis.tables import (
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.text import counted, every
-from lit_dps.core.trial import Series
+from lit_dps.core.trial import Cell, Series
 from lit_dps.report.answer import answer_lines
 from lit_dps.report.no_result import COUNT_HEADS
 from lit_dps.report.repeats import law_head, law_lines, repeats_section
@@ -38,23 +40,6 @@ from lit_dps.report.warnings import study_notes
 
 NOTES = "notes"
 FILES = "files"
-# Sections that are printed only on request, each with the reason that a study has no such section.
-# The report page has all of them, and table.txt all without times.
-SECTIONS = {
-    "answer": "no trial has reached the goal",
-    "cells": "",
-    "repeats": "study.repeats is 0, or no trial has reached the goal",
-    "critical": (
-        "fewer than two definitions of the critical batch size have a value; critical.csv has the "
-        "reason of each"
-    ),
-    "delay": "the study has no axis of delays with a fitted law",
-    "local": "the study has no axis local.steps with a K*",
-    "theory": "no K* trial has measured terms; smoothness.interval below K* measures them",
-    "readings": "no trial has readings; study.readings measures them",
-    NOTES: "there is nothing to note",
-}
-
 ALWAYS_COUNTED = ("complete", "incomplete", "infeasible")
 COUNTED_IF_ANY = ("outraced", "stopped", "failed", "pending")
 NO_CHANGE = 1.1  # a term of the theory within this factor counts as unchanged
@@ -85,6 +70,19 @@ _RATIOS = {
 }
 
 
+class Section(NamedTuple):
+    """A section of a report.
+
+    Attributes:
+        text: Returns its text; empty if the study has no data for it. The arguments are the study
+            and the columns of the terminal, for tables; None for tables of any width.
+        reason: Why a study has no such section.
+    """
+
+    text: Callable[[Analysis, int | None], str]
+    reason: str = ""
+
+
 def parts_of(option: str) -> tuple[str, ...]:
     """Return the parts that `--show` names, such as "theory,files" or "all".
 
@@ -105,7 +103,7 @@ def parts_of(option: str) -> tuple[str, ...]:
 def render(study: Analysis) -> str:
     """Return all sections without times and the notes; they are equal on every run."""
     names = [name for name in SECTIONS if name not in ("answer", NOTES)]
-    texts = [*sections(study, names).values(), notes_text(study_notes(study))]
+    texts = [*sections(study, names).values(), _notes_text(study_notes(study))]
     return "\n".join(filter(None, texts))
 
 
@@ -117,31 +115,30 @@ def sections(study: Analysis, names: Collection[str], width: int | None = None) 
         names: Names of `SECTIONS`.
         width: Columns of the terminal, for tables; None for tables of any width.
     """
-    writers = {
-        "answer": lambda: "".join(map("{}\n".format, answer_lines(study))),
-        "cells": lambda: table_and_law(study, width),
-        "repeats": lambda: repeats_section(study, width),
-        "critical": lambda: critical_text(study.critical_batch_sizes, width),
-        "delay": lambda: delay_text(study.delay_laws, width),
-        "local": lambda: local_text(study.local_curves),
-        "theory": lambda: theory_text(study, width),
-        "readings": lambda: readings_text(study, width),
-        NOTES: lambda: notes_text(all_notes(study)),
-    }
-    texts = {name: write() for name, write in writers.items() if name in names}
-    return {name: text for name, text in texts.items() if text}
+    texts = {}
+    for name, section in SECTIONS.items():
+        if name in names:
+            text = section.text(study, width)
+            if text:
+                texts[name] = text
+    return texts
 
 
 def requested(study: Analysis, show: Collection[str], width: int | None = None) -> list[str]:
     """Return the sections that `--show` names; a line with the reason for one without data."""
     texts = sections(study, show, width)
     parts = []
-    for name, reason in SECTIONS.items():
+    for name, section in SECTIONS.items():
         if name in texts:
             parts.append(texts[name])
         elif name in show:
-            parts.append(f"{name}: nothing to show, because {reason}\n")
+            parts.append(f"{name}: nothing to show, because {section.reason}\n")
     return parts
+
+
+def answer_text(study: Analysis, width: int | None = None) -> str:
+    """Return the sentences of the answer as a section; empty without any K*."""
+    return "".join(map("{}\n".format, answer_lines(study)))
 
 
 def all_notes(study: Analysis) -> list[str]:
@@ -149,8 +146,13 @@ def all_notes(study: Analysis) -> list[str]:
     return [*study_notes(study), *timing_notes(study)]
 
 
-def notes_text(notes: Iterable[str]) -> str:
-    """Return notes as a section."""
+def notes_section(study: Analysis, width: int | None = None) -> str:
+    """Return all notes as a section."""
+    return _notes_text(all_notes(study))
+
+
+def _notes_text(notes: Iterable[str]) -> str:
+    """Return notes as lines."""
     return "".join(map("note: {}\n".format, notes))
 
 
@@ -197,12 +199,9 @@ def _table(analysis: Analysis, width: int | None) -> list[str]:
     shows_edges = width is None or any(row["boundary"] for row in rows)
     lines = []
     for cell, row in zip(record.cells, rows, strict=True):
-        line = {
-            "B": str(cell.batch_size),
-            **short_columns(cell.series),
-            head: k_star_text(row["k_star"], row["floor"]),
-        }
-        line |= communications_text(row)
+        line = {**cell_texts(cell), head: k_star_text(row["k_star"], row["floor"])}
+        if "communications" in row:
+            line["communications"] = k_star_text(row["communications"], row["floor"])
         for name in counts:
             line[COUNT_HEADS[name]] = str(row[name])
         for key, name in names.items():
@@ -214,8 +213,8 @@ def _table(analysis: Analysis, width: int | None) -> list[str]:
 
 
 def keys_of(record: StudyRecord) -> int:
-    """Return how many columns of a text table name a cell: B, and those of its series."""
-    return 1 + len(short_columns(record.series[0]))
+    """Return how many columns of a text table name a cell."""
+    return len(cell_texts(record.cells[0]))
 
 
 def readings_text(analysis: Analysis, width: int | None = None) -> str:
@@ -226,11 +225,7 @@ def readings_text(analysis: Analysis, width: int | None = None) -> str:
     head = analysis.record.goal.cost_unit.head
     rows = []
     for cell, row in zip(analysis.record.cells, records(analysis.table), strict=True):
-        line = {
-            "B": str(cell.batch_size),
-            **short_columns(cell.series),
-            head: k_star_text(row["k_star"], row["floor"]),
-        }
+        line = {**cell_texts(cell), head: k_star_text(row["k_star"], row["floor"])}
         rows.append(with_readings(line, columns, row))
     keys = keys_of(analysis.record)
     lines = ["readings of the K* trials: the last value up to the goal"]
@@ -245,7 +240,7 @@ def _readings_of_repeats(analysis: Analysis, columns: Sequence[str]) -> list[dic
     """Return the rows of the readings of repeated samples, by column."""
     rows = []
     for each, row in zip(analysis.repeats, records(analysis.repeat_table), strict=True):
-        line = {"B": str(each.cell.batch_size), **short_columns(each.cell.series)}
+        line = cell_texts(each.cell)
         line |= {"sample": str(each.point), "repeats": str(len(each.results))}
         medians = {name: row[f"{name}_median"] for name in columns}
         rows.append(with_readings(line, columns, medians))
@@ -286,12 +281,12 @@ def theory_text(analysis: Analysis, width: int | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _measured_terms(analysis: Analysis) -> list[tuple[Series, Row]]:
-    """Return the rows of the theory of cells whose terms were measured, with their series."""
+def _measured_terms(analysis: Analysis) -> list[tuple[Cell, Row]]:
+    """Return the rows of the theory of cells whose terms were measured, with the cells."""
     measured = []
     for cell, row in zip(analysis.record.cells, records(analysis.theory), strict=True):
         if row["delta"] is not None:
-            measured.append((cell.series, row))
+            measured.append((cell, row))
     return measured
 
 
@@ -337,9 +332,9 @@ def _direction(ratio: float) -> str:
     return "falls: fewer steps"
 
 
-def _term_row(series: Series, row: Row) -> dict[str, str]:
+def _term_row(cell: Cell, row: Row) -> dict[str, str]:
     """Return a row of the table of terms as text."""
-    texts = {"B": str(row["batch_size"]), **short_columns(series)}
+    texts = cell_texts(cell)
     for key, name in _SIZES.items():
         texts[name] = significant(row[key])
     for key, name in _LAWS.items():
@@ -359,11 +354,12 @@ def _ratio_row(series: Series, row: Row) -> dict[str, str]:
     return texts
 
 
-def critical_text(table: Mapping[Series, Mapping[str, Critical]], width: int | None = None) -> str:
+def critical_text(study: Analysis, width: int | None = None) -> str:
     """Return the section of a report, a line per series; empty for fewer than two definitions.
 
     Definitions without a value or bound in any series are omitted.
     """
+    table = study.critical_batch_sizes
     shown = []
     for name in DEFINITIONS:
         if any(str(definitions[name]) != "-" for definitions in table.values()):
@@ -391,11 +387,11 @@ def critical_text(table: Mapping[Series, Mapping[str, Critical]], width: int | N
     return "\n".join(lines) + "\n"
 
 
-def delay_text(laws: Iterable[DelayLaw], width: int | None = None) -> str:
+def delay_text(study: Analysis, width: int | None = None) -> str:
     """Return the section of a report on delayed gradients; empty without a fitted law."""
     lines = []
     table = []
-    for law in laws:
+    for law in study.delay_laws:
         if law.fit is not None:
             lines.append(f"  {law.series}  {_delay_law_text(law)}")
             table += [_delay_row_text(law, delay) for delay in law.separate]
@@ -451,8 +447,9 @@ def _delay_row_text(law: DelayLaw, delay: int) -> dict[str, str]:
     }
 
 
-def local_text(curves: Sequence[LocalCurve]) -> str:
+def local_text(study: Analysis, width: int | None = None) -> str:
     """Return the section of a report on local SGD, a line per curve; empty without curves."""
+    curves = study.local_curves
     if not curves:
         return ""
     flat = f"at most {FLAT:g} x K* at the least H, or one check above it"
@@ -462,8 +459,23 @@ def local_text(curves: Sequence[LocalCurve]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def communications_text(row: Row) -> dict[str, str]:
-    """Return the column communications of a row as text; empty if the table has none."""
-    if "communications" not in row:
-        return {}
-    return {"communications": k_star_text(row["communications"], row["floor"])}
+# What `--show` names, in the order of the report. The report page has all sections, and table.txt
+# all without times.
+SECTIONS = {
+    "answer": Section(answer_text, "no trial has reached the goal"),
+    "cells": Section(table_and_law),
+    "repeats": Section(repeats_section, "study.repeats is 0, or no trial has reached the goal"),
+    "critical": Section(
+        critical_text,
+        "fewer than two definitions of the critical batch size have a value; critical.csv has the "
+        "reason of each",
+    ),
+    "delay": Section(delay_text, "the study has no axis of delays with a fitted law"),
+    "local": Section(local_text, "the study has no axis local.steps with a K*"),
+    "theory": Section(
+        theory_text,
+        "no K* trial has measured terms; smoothness.interval below K* measures them",
+    ),
+    "readings": Section(readings_text, "no trial has readings; study.readings measures them"),
+    NOTES: Section(notes_section, "there is nothing to note"),
+}

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.local_sgd import communications
 from lit_dps.analysis.summary import CellSummary
-from lit_dps.analysis.tables import k_star_text, records, short_columns
+from lit_dps.analysis.tables import cell_texts, k_star_text, records
 from lit_dps.analysis.theory import PREDICTION_COLUMNS
 from lit_dps.core.config import SPARSITY_KEY
 from lit_dps.core.record import StudyRecord
@@ -89,8 +89,7 @@ def _table(study: Analysis) -> list[str]:
     for cell, row in study.answers.items():
         rows.append(
             {
-                "B": str(row["batch_size"]),
-                **short_columns(cell.series),
+                **cell_texts(cell),
                 study.record.goal.cost_unit.head: k_star_text(row["k_star"], row["floor"]),
                 "time to goal": interval_text(row),
                 "examples": examples_text(row),

@@ -53,7 +53,7 @@ def test_the_law_and_what_is_read_off_without_it_agree_where_the_law_holds():
     for name in ("law", "overhead", "linear_20", "linear_50"):
         low, high = by[name].interval
         assert low <= by[name].value <= high and by[name].note == ""
-    assert "*" not in critical_text(study().critical_batch_sizes)
+    assert "*" not in critical_text(study())
     assert [str(by[name]) for name in ("theory", "noise_scale", "noise_law")] == ["-"] * 3
 
 
@@ -93,7 +93,7 @@ def test_a_bound_of_the_end_is_its_lower_limit():
 def test_a_curve_that_begins_beyond_linear_scaling_says_so(golden):
     analysis = study(sizes=(512, 2048, 8192))
     assert numbers_in(found(analysis)["law"].note) == [512]
-    text = critical_text(analysis.critical_batch_sizes)
+    text = critical_text(analysis)
     *_, row, footnote = text.splitlines()
     assert row.count("] *") == 4 and footnote.startswith("* ")
     golden.check("analysis/critical-beyond.txt", text)
@@ -155,7 +155,7 @@ def test_table_report_and_notebook(tmp_path, golden):
     table = analysis.critical_table
     assert list(table["definition"]) == list(DEFINITIONS)
     assert Study(analysis.record).critical.equals(table)
-    text = critical_text(analysis.critical_batch_sizes)
+    text = critical_text(analysis)
     assert text in render(analysis)
     golden.check("analysis/critical.txt", text)
     assert "critical.csv" in {path.name for path in write_all(analysis, tmp_path)[0]}
@@ -163,7 +163,7 @@ def test_table_report_and_notebook(tmp_path, golden):
 
 def test_nothing_finished_is_no_section():
     empty = analysis_of({Cell(4): [], Cell(8): [result(Cell(8), 0, None)]}, space={})
-    assert critical_text(empty.critical_batch_sizes) == ""
+    assert critical_text(empty) == ""
     assert set(empty.critical_table["verdict"]) == {
         "K is known at no batch size; 3 are needed",
         "needs K* at 3 batch sizes; the series has 0",

@@ -221,8 +221,8 @@ def test_table_report_and_figure(tmp_path, golden):
         [60 / stable_share(tau) for tau in DELAYS], rel=0.01
     )
     assert list(table["own_c2"]) == pytest.approx(list(table["floor"]), rel=0.02)
-    assert delay_text(found.delay_laws) in render(found)
-    golden.check("analysis/delay.txt", delay_text(found.delay_laws))
+    assert delay_text(found) in render(found)
+    golden.check("analysis/delay.txt", delay_text(found))
     files, notes = write_figures([FIGURE], [found], tmp_path)
     assert {path.name for path in files} == {"delay.csv", "delay.png", "delay.pdf"} and notes == []
     names = [path.name for path in write_all(found, tmp_path / "all")[0]]
@@ -263,4 +263,5 @@ def test_a_joint_law_that_does_not_describe_k_has_no_critical_delay():
     refused = dataclasses.replace(law.joint, verdict=Verdict(Trust.INTERPOLATED, "it does not fit"))
     law = dataclasses.replace(law, joint=refused)
     assert not len(critical_delay_rows([law]))
-    assert "it does not fit" in delay_text([law]) and "doubles" not in delay_text([law])
+    found.delay_laws = [law]
+    assert "it does not fit" in delay_text(found) and "doubles" not in delay_text(found)
