@@ -1,7 +1,6 @@
 """Which batch size, on how many devices, for how long, at what cost.
 
-`answer` combines a law of steps, a model of the step time and prices; `advise` makes both from
-tables of any origin.
+`answer` combines a law of steps, a model of the step time and prices.
 """
 
 from __future__ import annotations
@@ -15,15 +14,13 @@ import numpy as np
 import pandas as pd
 
 from lit_dps.advice.branch_law import Branched
-from lit_dps.advice.next_probe import law_with_prior, rank_probes
-from lit_dps.advice.step_time import NORMAL_95, Link, Seconds, StepTime, Timed, fit_step_time
+from lit_dps.advice.next_probe import rank_probes
+from lit_dps.advice.step_time import NORMAL_95, Seconds, StepTime
 from lit_dps.advice.terms import NO_TERMS, Terms
 from lit_dps.advice.time_draws import draw_step_seconds, draw_steps, near_probability
 from lit_dps.analysis.answer import NEAR
 from lit_dps.analysis.law import Law
-from lit_dps.analysis.observations import medians
 from lit_dps.analysis.rates import RATE_IS_TUNED, RateLaw
-from lit_dps.analysis.tables import listed_numbers
 from lit_dps.core.batch_schedule import CONSTANT_BATCH
 from lit_dps.core.text import format_duration
 
@@ -101,61 +98,6 @@ class Steps(NamedTuple):
     high: float
 
 
-def advise(
-    runs: pd.DataFrame,
-    times: pd.DataFrame,
-    batch_sizes: Sequence[int] | None = None,
-    devices: Sequence[int] = (1,),
-    link: Link | None = None,
-    largest: int | None = None,
-    node: int | None = None,
-    **terms: Any,
-) -> Answer:
-    """Return the answer from a table of runs to a goal and a table of timed steps.
-
-    Args:
-        runs: One row per run. Columns batch_size [examples] and steps (to the goal). Optional
-            columns: censored, 1 for a run that did not meet the goal, whose steps are a lower
-            bound; check, the steps between two validations; seed, which distinguishes the runs of a
-            batch size. Other columns are ignored.
-        times: One row per timed step. Columns local_batch [examples that a device takes at once]
-            and seconds. Optional columns: devices, nodes and accumulation, 1 by default.
-        batch_sizes: Batch sizes to answer for, in examples; by default the sizes of the runs.
-        devices: Numbers of devices to answer for.
-        link, largest, node: Like in `fit_step_time`.
-        terms: Fields of `Terms`, such as price.
-
-    Raises:
-        ValueError: for a missing column, a run that occurs twice (intervals would be too narrow),
-            and numbers that are not positive and finite.
-    """
-    _refuse_missing_columns("runs", runs, ("batch_size", "steps"))
-    _refuse_missing_columns("times", times, ("local_batch", "seconds"))
-    if "seed" in runs:
-        is_repeated = runs.duplicated(["batch_size", "seed"])
-        if is_repeated.any():
-            sizes = listed_numbers(sorted(set(runs.loc[is_repeated, "batch_size"])))
-            raise ValueError(
-                f"runs with the same seed occur twice at batch size {sizes}; give each run once"
-            )
-    columns = [column for column in Timed._fields if column in times]
-    selected: Any = times[columns]
-    timed = [Timed(**row) for row in selected.to_dict("records")]
-    if batch_sizes is None:
-        batch_sizes = list(runs["batch_size"])
-    step_time = fit_step_time(timed, link, largest, node)
-    law = law_with_prior(medians(runs))
-    return answer(law, step_time, sorted(set(batch_sizes)), devices, Terms(**terms))
-
-
-def _refuse_missing_columns(name: str, table: pd.DataFrame, columns: Sequence[str]) -> None:
-    missing = [column for column in columns if column not in table]
-    if missing:
-        raise ValueError(
-            f"{name} lacks the columns {', '.join(missing)}; it has {', '.join(map(str, table))}"
-        )
-
-
 def answer(
     law: Law | Branched,
     step_time: StepTime,
@@ -171,8 +113,8 @@ def answer(
     steps_known (`Prediction.known`, or "branched"); step_seconds; step_known ("fitted",
     "extrapolated", "predicted"); examples; hours, device_hours and cost (missing without a price),
     each with _low and _high; hours_mean (over draws of K and of the step time); near_probability
-    (to be within 10 % of the least time of the allowed rows); allowed (within the limits of
-    `terms`); pareto (no row is both faster and cheaper).
+    (to be within 10 % of the least time); allowed (always true); pareto (no row is both faster and
+    cheaper).
 
     The recommendation minimises the mean time. So a row that is extrapolated can be recommended,
     and counts with its uncertainty.
@@ -183,18 +125,12 @@ def answer(
     """
     sizes = list(map(int, batch_sizes))
     table, hours = _make_table(law, step_time, sizes, devices, terms, seed_spread)
+    # Files and JSON of earlier versions have this column too.
     table["allowed"] = True
-    if terms.hours_at_most is not None:
-        table["allowed"] &= table["hours"] <= terms.hours_at_most
-    if terms.cost_at_most is not None:
-        table["allowed"] &= table["cost"] <= terms.cost_at_most
     table["near_probability"] = 0.0
-    is_allowed = table["allowed"].to_numpy(bool)
-    if is_allowed.any():
-        probabilities = near_probability(hours[:, is_allowed])
-        table.loc[is_allowed, "near_probability"] = probabilities
+    if len(table):
+        table["near_probability"] = near_probability(hours)
     table["pareto"] = _is_pareto(table)
-    allowed = rows_where(table, table["allowed"])
     without_best = Answer(
         law,
         step_time,
@@ -205,17 +141,17 @@ def answer(
         check_interval=0.0 if terms.checks is None else terms.checks.interval,
     )
     without_best = replace(without_best, assumed=_assumptions(without_best, terms))
-    if not len(allowed):
+    if not len(table):
         return without_best
-    fastest = _row_of_least(allowed, "hours_mean")
-    near = rows_where(allowed, allowed["hours_mean"] <= NEAR * fastest["hours_mean"])
+    fastest = _row_of_least(table, "hours_mean")
+    near = rows_where(table, table["hours_mean"] <= NEAR * fastest["hours_mean"])
     best = _row_of_least(near, "device_hours")
     interval, cut = _interval(without_best, int(fastest["devices"]), terms, sizes)
     return replace(
         without_best,
         best=best,
         fastest=fastest,
-        cheapest=_row_of_least(allowed, "device_hours"),
+        cheapest=_row_of_least(table, "device_hours"),
         interval=interval,
         cut=cut,
         changes=_changes(without_best, best, sizes, near),

@@ -38,15 +38,6 @@ class Worth(NamedTuple):
     value: float
 
 
-def expected_loss(times: np.ndarray) -> float:
-    """Return the loss of the batch size with the least expected one.
-
-    Args:
-        times: (draws, n), the time of a training at n batch sizes.
-    """
-    return float((times / times.min(axis=1, keepdims=True)).mean(axis=0).min() - 1)
-
-
 def worth_of_runs(
     law: Law,
     candidates: Sequence[int],

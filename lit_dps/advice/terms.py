@@ -1,11 +1,9 @@
-"""What a run costs besides its steps, and what it may cost."""
+"""What a run costs besides its steps."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-
-from lit_dps.core.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -35,26 +33,15 @@ class Checks:
 
 @dataclass(frozen=True)
 class Terms:
-    """What a run costs, and what it may cost.
+    """What a run costs besides its steps.
 
     Attributes:
         price: Price of a device-hour; None leaves out costs.
         checks: Validation during the run; None leaves out its time.
-        hours_at_most, cost_at_most: Limits of the rows that can be recommended.
-
-    Raises:
-        ConfigError: for a limit of the cost without a price.
     """
 
     price: float | None = None
     checks: Checks | None = None
-    hours_at_most: float | None = None
-    cost_at_most: float | None = None
-
-    def __post_init__(self):
-        if self.cost_at_most is not None and self.price is None:
-            allowed = "omitted, because costs are unknown without a price"
-            raise ConfigError("cost_at_most", self.cost_at_most, allowed, "Or give price.")
 
     def check_seconds_per_step(self, batch_size: float, devices: int) -> float:
         """Return the share of validation in the seconds of a step."""

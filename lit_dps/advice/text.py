@@ -75,8 +75,6 @@ def _recommendation(answer: Answer) -> list[str]:
     """Return the row to run, and the interval of batch sizes, as two sentences."""
     best = answer.best
     if best is None:
-        if len(answer.table):
-            return ["No answer: nothing is within the limits."]
         if not any(each.bound == 0 for each in answer.law.observations):
             return ["No answer: no run shows how many steps the goal takes."]
         why = "No answer: K or the step time is not known for anything that was asked."
@@ -204,11 +202,9 @@ def _most_telling(answer: Answer) -> pd.DataFrame:
     """
     table = answer.table
     best = answer.best
-    if best is None:
-        return table.head(MAX_ROWS)
+    assert best is not None and answer.fastest is not None and answer.cheapest is not None
     wanted = []
     for row in (best, answer.fastest, answer.cheapest):
-        assert row is not None
         is_row = (table["batch_size"] == row["batch_size"]) & (table["devices"] == row["devices"])
         wanted += list(table.index[is_row])
     distances = np.abs(np.log(table["batch_size"].to_numpy(float) / best["batch_size"]))

@@ -5,18 +5,17 @@ import dataclasses
 import math
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from lit_dps.advice.answer import ASKED, KNOWN, advise, answer
+from lit_dps.advice.answer import ASKED, KNOWN, answer
 from lit_dps.advice.step_time import Link, Timed, fit_step_time
 from lit_dps.advice.terms import Checks, Terms
 from lit_dps.advice.text import MAX_ROWS, render
 from lit_dps.analysis.law import fit_law
-from lit_dps.analysis.observations import Observation, medians
+from lit_dps.analysis.observations import Observation
 from lit_dps.analysis.rates import rate_law
 from lit_dps.report.figures.advice import draw_advice
-from tests.support.errors import raises_about, refuses
+from tests.support.errors import raises_about
 from tests.support.texts import figure_texts
 
 BATCH = [8, 16, 32, 64, 128, 256, 512, 1024]
@@ -61,11 +60,6 @@ def test_the_interval_ends_at_the_largest_size_asked_for_only_if_that_has_a_time
     assert f"to 64, the largest {found.cut[1]}" in " ".join(render(found).split())
 
 
-def test_a_limit_of_the_cost_needs_a_price():
-    with refuses("cost_at_most", 5.0):
-        Terms(cost_at_most=5.0)
-
-
 def test_the_front_is_what_nothing_beats():
     timed = [Timed(m, 0.01 + 1e-4 * m) for m in (8, 32, 128, 512)]
     step = fit_step_time(timed, link=Link(parameters=10**6, bandwidth=1e10))
@@ -91,17 +85,6 @@ def test_the_front_is_what_nothing_beats():
 
 def test_without_a_link_several_devices_are_left_out():
     assert set(answer(LAW, LINE, BATCH, devices=(1, 4)).table["devices"]) == {1}
-
-
-def test_limits(golden):
-    free = answer(LAW, LINE, BATCH, terms=Terms(price=1.0))
-    least = float(free.table["cost"].min())
-    tight = answer(LAW, LINE, BATCH, terms=Terms(price=1.0, cost_at_most=least / 2))
-    assert tight.best is None and not tight.table["allowed"].any()
-    golden.check("advice/limits.txt", render(tight))
-    hours = answer(LAW, LINE, BATCH, terms=Terms(hours_at_most=0.004))
-    assert hours.table["allowed"].tolist() == (hours.table["hours"] <= 0.004).tolist()
-    assert 0 < hours.table["allowed"].sum() < len(BATCH)
 
 
 def test_steps_below_one_check_interval_are_one_interval_and_no_number():
@@ -193,42 +176,6 @@ def test_rates_follow_their_power_law_within_what_was_measured():
     assert rate_law([8], [0.1]) is None
     with raises_about(ValueError, "rates"):
         rate_law([8, 16], [0.1, 0.0])
-
-
-def test_tables_of_runs_and_of_step_times_are_all_it_takes():
-    random = np.random.default_rng(0)
-    runs = pd.DataFrame({"batch_size": np.repeat([8, 32, 128, 512], 3)})
-    runs["steps"] = (4e4 / runs["batch_size"] + 200) * np.exp(random.normal(0, 0.03, len(runs)))
-    runs["censored"] = 0
-    runs.loc[len(runs)] = [4, 5000, 1]  # one that missed its goal
-    times = pd.DataFrame({"local_batch": [8, 64, 512, 64], "seconds": [0.011, 0.016, 0.061, 0.021]})
-    times["devices"], times["placement"] = [1, 1, 1, 2], "node"
-    found = advise(runs, times, [32, 64, 128, 256], devices=(1, 2), price=3.0)
-    assert set(found.table["devices"]) == {1, 2} and found.law.is_b_crit_known
-    assert found.law.b_crit_interval.low < 200 < found.law.b_crit_interval.high
-    assert found.best is not None and found.price == 3
-    step = fit_step_time(
-        [
-            Timed(*row)
-            for row in times[["local_batch", "seconds", "devices"]].itertuples(index=False)
-        ]
-    )
-    by_hand = answer(
-        fit_law(medians(runs)), step, [32, 64, 128, 256], devices=(1, 2), terms=Terms(price=3.0)
-    )
-    pd.testing.assert_frame_equal(found.table, by_hand.table)
-    assert sorted(set(advise(runs, times).table["batch_size"])) == [4, 8, 32, 128, 512]
-
-
-def test_tables_that_do_not_serve():
-    runs = pd.DataFrame({"batch_size": [8, 8, 32], "steps": [90, 91, 40], "seed": [0, 0, 0]})
-    times = pd.DataFrame({"local_batch": [8, 64], "seconds": [0.011, 0.016]})
-    with raises_about(ValueError, "seed", 8):
-        advise(runs, times)
-    with raises_about(ValueError, "steps"):
-        advise(runs.drop(columns="steps"), times)
-    with raises_about(ValueError, "seconds"):
-        advise(runs, times.drop(columns="seconds"))
 
 
 def test_the_figure_marks_what_is_predicted_and_what_is_recommended(golden):

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from lit_dps.advice.probe_value import Worth, best_run, expected_loss, worth_of_runs
+from lit_dps.advice.probe_value import Worth, best_run, worth_of_runs
 
 
 class TwoWorlds:
@@ -28,12 +28,6 @@ def constant(batch_size: float) -> float:
 
 def linear(batch_size: float) -> float:
     return batch_size / 32
-
-
-def test_the_loss_is_that_of_the_batch_size_with_the_least_expected_one():
-    # (draws, n): the first column loses 1 in the second world, the second 0.5 in the first
-    assert expected_loss(np.array([[1.0, 1.5], [2.0, 1.0]])) == pytest.approx(0.25)
-    assert expected_loss(np.array([[1.0, 1.0], [2.0, 2.0]])) == 0.0
 
 
 def test_a_run_that_tells_the_worlds_apart_is_worth_the_whole_loss():

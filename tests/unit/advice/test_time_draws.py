@@ -7,7 +7,6 @@ import pytest
 
 from lit_dps.advice.answer import answer
 from lit_dps.advice.step_time import Timed, fit_step_time
-from lit_dps.advice.terms import Terms
 from lit_dps.advice.time_draws import draw_step_seconds, near_probability
 from lit_dps.analysis.critical_prior import CriticalPrior
 from lit_dps.analysis.law import fit_law
@@ -52,13 +51,6 @@ def test_uncertainty_counts_in_the_mean_and_not_in_the_median():
     excess = [math.log(t.loc[512, "hours_mean"] / t.loc[512, "hours"]) for t in (known, unknown)]
     assert excess[0] < 0.05 < 0.1 < excess[1]
     assert 0 < unknown.loc[256, "near_probability"] < 1
-
-
-def test_rows_beyond_a_limit_are_not_compared():
-    free = answer(law_of(SIZES), FLAT, SIZES)
-    limit = float(free.table["cost"].fillna(0).max())
-    limited = answer(law_of(SIZES), FLAT, SIZES, terms=Terms(price=1.0, cost_at_most=limit))
-    assert limited.best is None and (limited.table["near_probability"] == 0).all()
 
 
 def test_an_answer_says_what_a_k_from_a_prior_rests_on():
