@@ -22,7 +22,7 @@ from lit_dps.core.config import MAX_THREADS, cores
 from lit_dps.core.errors import UserError, first_line, is_about
 from lit_dps.core.text import format_duration, number_text
 from lit_dps.core.trial import Cell, Trial
-from lit_dps.study.probe_run import RunTimes, timed_run
+from lit_dps.study.probe_run import RunTimes, steps_that_take, timed_run
 from lit_dps.study.setup import StudySetup
 
 TRAINING_SECONDS = 1.0  # of training that are timed at each size, at most
@@ -203,11 +203,12 @@ class _SizeLadder:
         self.memory.begin()
         parts = self.setup.workload.accumulated
         trial = _trial(self.setup, size * parts)
-        steps = _steps_to_time(self.expected_step, self.seconds)
+        training_seconds = min(TRAINING_SECONDS, self.seconds / 20)
+        steps = steps_that_take(training_seconds, self.expected_step, MIN_STEPS, MAX_STEPS)
         may_fail = not self.times.timed and size <= MAX_SIZE_THAT_MAY_FAIL
         most_seconds = None
         if not self._times_validation():
-            most_seconds = min(TRAINING_SECONDS, self.seconds / 20)
+            most_seconds = training_seconds
         result = _time_trial(self.setup, trial, steps, may_fail=may_fail, most_seconds=most_seconds)
         if isinstance(result, str):
             return self._size_after_failure(size, result)
@@ -338,7 +339,7 @@ def _time_ranks(
     for local in dict.fromkeys((min(fitting), max(fitting))):
         begin = time.monotonic()
         trial = _trial(setup, int(local) * ranks * parts)
-        steps = max(MIN_STEPS, _steps_to_time(seconds[local], TRAINING_SECONDS))
+        steps = steps_that_take(TRAINING_SECONDS / 20, seconds[local], MIN_STEPS, MAX_STEPS)
         result = _time_trial(setup, trial, steps, on_all_ranks=True)
         place = f"  {local:g} examples on each of {ranks} devices"
         if isinstance(result, str):
@@ -424,11 +425,3 @@ def fit_threads(setup: StudySetup) -> int:
 
 def _trial(setup: StudySetup, batch_size: int) -> Trial:
     return Trial(Cell(batch_size), 0, setup.middle, setup.study.seed)
-
-
-def _steps_to_time(step: float, seconds: float) -> int:
-    """Return how many steps to time, if a step takes `step` and all sizes may take `seconds`."""
-    if math.isnan(step):
-        return MIN_STEPS
-    training = min(TRAINING_SECONDS, seconds / 20)
-    return max(MIN_STEPS, min(MAX_STEPS, round(training / max(step, 1e-6))))

@@ -41,6 +41,7 @@ BLOCKS = 16
 MIN_BLOCKS = 6
 NARROW = 0.02
 MIN_TIMED_STEPS = 3  # of a run that ends because its time is over
+SHORTEST = 1e-9  # seconds; keeps ratios defined if something takes no time
 LOCAL_START = "local.start"  # key of the step at which the workers of local SGD separate
 ResultT = TypeVar("ResultT")
 
@@ -61,6 +62,15 @@ class CannotTime(UserError):
         super().__init__(f"cannot time a trial: {why}")
         self.why = why
         self.above_split = above_split
+
+
+def steps_that_take(
+    seconds: float, step_seconds: float, fewest: int, most: float = math.inf
+) -> int:
+    """Return how many steps take about some seconds; the fewest if the time of a step is nan."""
+    if math.isnan(step_seconds):
+        return fewest
+    return int(max(fewest, min(most, round(seconds / max(step_seconds, SHORTEST)))))
 
 
 def probe_run(

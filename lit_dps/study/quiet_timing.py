@@ -24,7 +24,7 @@ from lit_dps.storage.read import read_study
 from lit_dps.storage.run_records import store_step_timing
 from lit_dps.study.display import print_line
 from lit_dps.study.hardware import hardware
-from lit_dps.study.probe_run import timed_run
+from lit_dps.study.probe_run import steps_that_take, timed_run
 from lit_dps.study.setup import StudySetup
 
 # The first steps of a run are slower: they allocate memory and choose kernels.
@@ -153,7 +153,9 @@ def measure_steps(
             stop.check()
             count = MIN_STEPS
             if trial.cell in times_of_trials:
-                count = _steps_to_time(times_of_trials[trial.cell].median)
+                count = steps_that_take(
+                    SECONDS_PER_CELL, times_of_trials[trial.cell].median, MIN_STEPS, MAX_STEPS
+                )
             times = timed_run(setup, trial, count, has_ranks, WARM_UP_STEPS)
             steps[trial.cell].append(times.step)
             checks[trial.cell].append(times.check)
@@ -190,13 +192,6 @@ def _trials_to_time(setup: StudySetup, record: StudyRecord) -> list[Trial]:
         elif record.goals:
             trials.append(Trial(summary.cell, 0, setup.middle, setup.study.seed))
     return trials
-
-
-def _steps_to_time(seconds_of_step: float) -> int:
-    """Return the number of steps that take about `SECONDS_PER_CELL`."""
-    if seconds_of_step <= 0:
-        return MIN_STEPS
-    return max(MIN_STEPS, min(MAX_STEPS, round(SECONDS_PER_CELL / seconds_of_step)))
 
 
 def _seconds_of_trials(record: StudyRecord) -> float:

@@ -26,7 +26,14 @@ from lit_dps.pruning.isometry import STEPS, restore_isometry
 from lit_dps.readings import Moment, ReadingsCallback
 from lit_dps.readings.lipschitz import Lipschitz
 from lit_dps.readings.registry import ReadingSpec
-from lit_dps.study.probe_run import EndProbe, local_workers, probe_run, timed_run
+from lit_dps.study.probe_run import (
+    SHORTEST,
+    EndProbe,
+    local_workers,
+    probe_run,
+    steps_that_take,
+    timed_run,
+)
 from lit_dps.study.setup import StudySetup
 from lit_dps.training import PruningCallback
 from lit_dps.training.early_check import EarlyCheck, min_evaluated_share
@@ -35,10 +42,10 @@ from lit_dps.training.training_pass import TrainingPass
 
 # Of training at each batch size, and of each pruning method. A step that takes longer is not timed.
 SECONDS = 1.0
+MIN_STEPS = 2
 MAX_SIZES = 3  # timed batch sizes
 # If the grid gives no second batch size to time, one that is smaller by this factor is timed.
 SMALLER_BY = 8
-SHORTEST = 1e-9  # seconds; keeps ratios defined if something takes no time
 SINGLE_GRADIENTS = 64  # timed examples
 ISOMETRY_STEPS = 10  # by which the seconds of a step to isometry are estimated
 CONVERGED = 0.8  # a descent that takes less than this share of its expected time ended early
@@ -138,7 +145,8 @@ def measure(setup: StudySetup) -> Timing:
     setup = setup.with_constant_batch()
     sizes = sorted(setup.study.batch_sizes)
     warm_up = _measure_trial(setup, sizes[0], 1)
-    measured = [_measure_trial(setup, sizes[0], _steps_to_time(warm_up.step))]
+    steps = steps_that_take(SECONDS, warm_up.step, MIN_STEPS)
+    measured = [_measure_trial(setup, sizes[0], steps)]
     while len(measured) < MAX_SIZES:
         last = measured[-1]
         longest_steps = {}
@@ -149,12 +157,13 @@ def measure(setup: StudySetup) -> Timing:
         if not longest_steps:
             break
         largest = max(longest_steps)
-        measured.append(_measure_trial(setup, largest, _steps_to_time(longest_steps[largest])))
+        steps = steps_that_take(SECONDS, longest_steps[largest], MIN_STEPS)
+        measured.append(_measure_trial(setup, largest, steps))
     if len(measured) == 1:
         workers = local_workers(setup, Trial(setup.study.cells[0], 0, setup.middle))
         smaller = max(workers, sizes[0] // SMALLER_BY // workers * workers)
         if smaller < sizes[0]:
-            steps = _steps_to_time(measured[0].step)
+            steps = steps_that_take(SECONDS, measured[0].step, MIN_STEPS)
             measured.insert(0, _measure_trial(setup, smaller, steps))
     return _timing_of(measured)
 
@@ -184,10 +193,6 @@ def fit_line(x: Sequence[float], y: Sequence[float]) -> Line:
     rows = np.column_stack([1 / scale, np.asarray(x) / scale])
     (a, b), _ = nnls(rows, np.asarray(y) / scale)
     return Line(float(a), float(b))
-
-
-def _steps_to_time(seconds_of_step: float) -> int:
-    return max(2, round(SECONDS / max(seconds_of_step, SHORTEST)))
 
 
 def _measure_trial(setup: StudySetup, batch_size: int, steps: int) -> Measured:
