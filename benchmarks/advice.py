@@ -281,7 +281,7 @@ def _judge_losses(
                 choices[name] = int(np.argmin(expected))
         choices["best measured"] = int(np.argmin(np.where(is_seen, times, np.inf)))
         choices["largest that fits"] = len(sizes) - 1
-        examples = exact(seen)[0].steps * exact(seen)[0].batch_size
+        examples = exact(seen)[0].k * exact(seen)[0].batch_size
         rule = scale * examples**NANOCHAT_EXPONENT
         choices["nanochat"] = int(np.argmin(np.abs(np.log(sizes / rule))))
         for method, choice in choices.items():

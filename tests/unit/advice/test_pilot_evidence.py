@@ -65,8 +65,8 @@ def test_each_batch_size_has_the_fewest_steps_of_its_runs_with_the_noise_of_a_ru
         result(1024, 0, 3.2, None),
     )
     at = {o.batch_size: o for o in observations_of_runs(record, {1024: 200.0, 128: 200.0})}
-    assert {size: o.steps for size, o in at.items()} == {32: 200, 128: 70, 512: 10, 1024: 200}
-    assert at[32].noise == at[128].noise == SEED_SPREAD and at[32].check == 10
+    assert {size: o.k for size, o in at.items()} == {32: 200, 128: 70, 512: 10, 1024: 200}
+    assert at[32].noise == at[128].noise == SEED_SPREAD and at[32].resolution == 10
     assert at[512].bound == AT_MOST, "the goal may have been met before the first check"
     assert at[1024].bound == AT_LEAST and at[32].bound == at[128].bound == 0
     assert best_rates_of_runs(record, PLAN) == {32: 0.1, 128: 0.8, 512: 1.6}

@@ -81,8 +81,8 @@ def test_the_race_stops_at_the_second_best():
 
 def test_a_cell_of_one_complete_trial_has_a_lower_bound():
     (of_cell, of_other) = observations_of_cells(study().record, study().cells)
-    assert of_cell.steps == 112 and not of_cell.bound
-    assert (of_other.steps, of_other.bound) == (GOAL.max_steps, AT_LEAST)
+    assert of_cell.k == 112 and not of_cell.bound
+    assert (of_other.k, of_other.bound) == (GOAL.max_steps, AT_LEAST)
 
 
 @pytest.mark.parametrize("count", [5, 25, 100])

@@ -282,8 +282,8 @@ def test_a_budget_is_a_bound_of_the_law_and_the_trials_have_its_unit(tmp_path):
     cells = summarize(record)
     bound, exact = observations_of_cells(record, cells)
     # Trial 0 has 192 examples at step 12, trial 1 has 200 at step 20.
-    assert (bound.steps, bound.is_lower_bound) == (12, True)
-    assert (exact.steps, exact.bound) == (8, 0)
+    assert (bound.k, bound.is_lower_bound) == (12, True)
+    assert (exact.k, exact.bound) == (8, 0)
     table = trial_rows(record, cells)
     assert table["examples"].tolist()[2] == 128 and table["examples"].isna().sum() == 3
     assert not any("goal.max_seconds" in note for note in study_notes(Analysis(record)))
