@@ -16,7 +16,7 @@ from benchmarks.step import threads
 from benchmarks.text import seconds, spread, table, times
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Trial
-from lit_dps.training.early_check import EarlyCheck
+from lit_dps.training.early_validation import EarlyValidation
 
 TITLE = "A check of the validation split"
 BATCH_SIZE = 16
@@ -178,7 +178,7 @@ class BothChecks(Callback):
         self._images = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.check = EarlyCheck(trainer, pl_module)
+        self.check = EarlyValidation(trainer, pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._begin = time.perf_counter()

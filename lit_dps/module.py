@@ -251,7 +251,7 @@ class LanguageModel(ImageClassifier):
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         # `per_example_error` judges one class for each example, so checks of windows do not stop
-        # early. `EarlyCheck` notices that this method is overridden.
+        # early. `EarlyValidation` notices that this method is overridden.
         super().validation_step(batch, batch_idx)
 
     def _losses_of(self, y: Tensor, wrong: Tensor) -> int:

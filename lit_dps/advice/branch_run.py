@@ -149,8 +149,8 @@ def _train_forked_run(
         met_goal = goal.first_met(attempt.curve) is not None
         return met_goal and _all_forked(fork_steps, callback.forks)
 
-    def at_check() -> None:
-        stop.check()
+    def raise_if_stopped() -> None:
+        stop.raise_if_requested()
         clock.tick()
         if has_ended():
             raise Interrupted("the goal")
@@ -158,9 +158,9 @@ def _train_forked_run(
             raise Interrupted("the budget")
 
     try:
-        probe_run(setup, attempt, [callback], at_check)
+        probe_run(setup, attempt, [callback], raise_if_stopped)
     except Interrupted:
-        stop.check()
+        stop.raise_if_requested()
         return has_ended()
     except UserError:
         raise

@@ -198,7 +198,7 @@ def run_short(setup: StudySetup, seconds: float, stop: StopRequest) -> ShortRun:
     times = time_briefly(one_device, batch_size)
     if times is None:
         raise MemoryError(f"no step at B = {batch_size} is possible on one device")
-    stop.check()
+    stop.raise_if_requested()
     interval = setup.goal_of_trials.check_interval
     affordable = int(seconds / (times.step + times.check / interval))
     max_steps = max(affordable // interval, 1) * interval
@@ -234,7 +234,7 @@ class _TimeLimit(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, *args: object
     ) -> None:
-        self.stop.check()
+        self.stop.raise_if_requested()
         self._count(trainer)
         if self.steps and time.monotonic() - self._began > self.seconds:
             raise EndProbe

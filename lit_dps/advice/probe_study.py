@@ -174,7 +174,7 @@ class Probes:
                         raise CannotRun(result.failure)
                     failures.add(result)
         except Interrupted:
-            stop.check()
+            stop.raise_if_requested()
             return False
         return True
 

@@ -389,7 +389,7 @@ def _step_times(session: _Session) -> StepTimes:
     def print_and_check(line: str) -> None:
         print_line(line)
         clock.tick()
-        session.stop.check()
+        session.stop.raise_if_requested()
 
     begin, waited = time.monotonic(), cpu_wait_seconds()
     timed_setup = one_device if setup.ranks == 1 else setup
@@ -420,7 +420,7 @@ def _can_read_noise(session: _Session) -> bool:
     assert plan is not None
 
     def at_step() -> None:
-        session.stop.check()
+        session.stop.raise_if_requested()
         clock.tick()
 
     one_device = of_one_device(setup)

@@ -408,12 +408,12 @@ def _end_of_run(trainer: Trainer, error: BaseException | None) -> str:
     goal = goal_callback_of(trainer)
     if goal.status is not None:
         return goal.attempt.outcome
-    last_check = goal.attempt.last_check
+    last_validation = goal.attempt.last_validation
     steps = f"{trainer.global_step} step{'s' * (trainer.global_step != 1)}"
     if isinstance(error, (SystemExit, KeyboardInterrupt)):  # Lightning exits at a signal
-        return f"interrupted after {steps}: {last_check or 'before its first check'}"
+        return f"interrupted after {steps}: {last_validation or 'before its first check'}"
     if error is not None:
         return f"failed after {steps}: {type(error).__name__}: {refusal(error)}"
-    if not last_check:
+    if not last_validation:
         return f"no result: the trainer stopped after {steps}, before its first check"
-    return f"no result: the trainer stopped after {steps}, before its goal ({last_check})"
+    return f"no result: the trainer stopped after {steps}, before its goal ({last_validation})"

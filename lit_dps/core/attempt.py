@@ -1,4 +1,4 @@
-"""Attempt: one attempt at a trial, its checks and what they decide. No torch, no database."""
+"""Attempt: one attempt at a trial, its validations and what they decide. No torch, no database."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from lit_dps.core.unit import EXAMPLES, SECONDS
 
 @dataclass(eq=False)
 class Attempt:
-    """One network on the way to its goal. Every engine reports each check to it, by `record`.
+    """One network on the way to its goal. Every engine reports each validation to it, by `record`.
 
     Attributes:
         trial: The trial; None outside of a study.
         goal: The goal, its check interval and its step budget.
-        other_goals: Easier values of the goal's metric. Checks must be exact for them too.
+        other_goals: Easier values of the goal's metric. Validations must be exact for them too.
         read_race_limit: Returns the cost at which the race stops the attempt, in the unit of K*: a
-            trial that costs more cannot improve K*. It is called at each check.
+            trial that costs more cannot improve K*. It is called at each validation.
         pause_at: The attempt pauses at this step if the race of its cell has no limit
             (`lit_dps.core.racing.default_rungs`).
         train_past_goal: Whether the attempt continues to `max_steps` after it has met the goal.
         metrics: Further validation metrics that the curve keeps.
-        on_check: Called with the attempt after each check.
+        on_validation: Called with the attempt after each validation.
         on_step: Called with the device after each step of a network that trains alone. A step may
             have several updates, of several optimizers or workers.
-        curve_readers: Called after each check, before `on_check`: readings of the curve.
+        curve_readers: Called after each validation, before `on_validation`: readings of the curve.
         status: How the attempt ended; None while it runs.
-        curve: As `TrialResult.curve`; with "exact" after `enable_early_checks`.
+        curve: As `TrialResult.curve`; with "exact" after `enable_early_validations`.
         kept, seconds, timed, readings, end_readings, flags, failure, traceback, engine,
             engine_reason: As in `TrialResult`. Engines set them.
     """
@@ -43,7 +43,7 @@ class Attempt:
     pause_at: float = math.inf
     train_past_goal: bool = False
     metrics: Sequence[str] = ()
-    on_check: Callable[[Attempt], None] = lambda attempt: None
+    on_validation: Callable[[Attempt], None] = lambda attempt: None
     on_step: Callable[[Any], None] = lambda device: None
     curve_readers: list[Callable[[], None]] = field(default_factory=list)
     status: Status | None = None
@@ -64,23 +64,23 @@ class Attempt:
             for key in ("step", self.goal.metric, "train_loss", *self.metrics, *self.goal.counted):
                 self.curve[key] = []
 
-    def enable_early_checks(self) -> None:
-        """Record for each check whether it is exact. Call this before the first check.
+    def enable_early_validations(self) -> None:
+        """Record whether each validation is exact. Call this before the first one.
 
-        A check that stops early yields a bound of the metric instead of its value.
+        A validation that stops early yields a bound of the metric instead of its value.
         """
         self.curve["exact"] = []
 
     def count(self, column: str) -> None:
-        """Record the examples or seconds of training up to each check, by `Unit.column`.
+        """Record the examples or seconds of training up to each validation, by `Unit.column`.
 
-        Call this before the first check.
+        Call this before the first validation.
         """
         self.curve.setdefault(column, [])
 
     @property
     def steps_to_result(self) -> int | None:
-        """The step of the check at which the goal was met; None unless the attempt is complete."""
+        """The step of the validation that met the goal; None unless the attempt is complete."""
         if self.status is not Status.COMPLETE:
             return None
         return self._first_met_step
@@ -94,9 +94,9 @@ class Attempt:
         return int(self.curve["step"][i])
 
     def max_mistakes(self, examples: int) -> int:
-        """Return the most mistakes with which the next check meets the easiest unmet goal.
+        """Return the most mistakes with which the next validation meets the easiest unmet goal.
 
-        The check may stop early once it has made more mistakes.
+        The validation may stop early once it has made more mistakes.
 
         Args:
             examples: Size of the validation split.
@@ -117,7 +117,7 @@ class Attempt:
         weights_finite: bool,
         metrics: Mapping[str, float] | None = None,
     ) -> Status | None:
-        """Record a check and decide whether the attempt ends, pauses or continues.
+        """Record a validation and decide whether the attempt ends, pauses or continues.
 
         Args:
             step: Optimizer steps so far.
@@ -127,7 +127,7 @@ class Attempt:
             loss: Training loss of that step's batch before its update; None if unknown.
             weights_finite: Whether every parameter is finite.
             metrics: Values of the attempt's further metrics. If the curve counts examples or
-                seconds, also those of the steps since the last check.
+                seconds, also those of the steps since the last validation.
 
         Returns:
             The new status; None if the attempt continues.
@@ -156,7 +156,7 @@ class Attempt:
             self.status = self._stop_or_pause(step)
         for read in self.curve_readers:
             read()
-        self.on_check(self)
+        self.on_validation(self)
         return self.status
 
     def _stop_or_pause(self, step: int) -> Status | None:
@@ -178,14 +178,14 @@ class Attempt:
         return columns
 
     @property
-    def last_check(self) -> str:
-        """The last check in words; empty before the first check."""
+    def last_validation(self) -> str:
+        """The last validation in words; empty before the first one."""
         if not self.curve["step"]:
             return ""
-        return self._check_text(-1)
+        return self._validation_text(-1)
 
-    def _check_text(self, i: int) -> str:
-        """Return the i-th check in words, such as "val_error at least 0.2500 at step 8"."""
+    def _validation_text(self, i: int) -> str:
+        """Return the i-th validation in words, such as "val_error at least 0.2500 at step 8"."""
         step = int(self.curve["step"][i])
         value = self.curve[self.goal.metric][i]
         is_bound = "exact" in self.curve and not self.curve["exact"][i]
@@ -204,22 +204,22 @@ class Attempt:
             return self._complete_text(steps)
         if self.status is Status.INCOMPLETE:
             budget = self.goal.budget_text
-            return f"incomplete: the budget of {budget} is spent, {self.last_check}"
+            return f"incomplete: the budget of {budget} is spent, {self.last_validation}"
         if self.status is Status.INFEASIBLE:
-            return f"infeasible: diverged after {steps} steps, {self.last_check}"
+            return f"infeasible: diverged after {steps} steps, {self.last_validation}"
         text = str(self.status or "interrupted")
-        last_check = self.last_check or "before its first check"
+        last_validation = self.last_validation or "before its first check"
         if self.failure:
-            return f"{text}: {self.failure}; {last_check}"
-        return f"{text}: {last_check}"
+            return f"{text}: {self.failure}; {last_validation}"
+        return f"{text}: {last_validation}"
 
     def _complete_text(self, last_step: int) -> str:
         met_step = self._first_met_step
         assert met_step is not None
-        at_goal = self._check_text(self.curve["step"].index(met_step))
+        at_goal = self._validation_text(self.curve["step"].index(met_step))
         text = f"complete after {met_step} steps: the goal is met, {at_goal}"
         if last_step > met_step:
-            text += f"; then it ran on to step {last_step}, {self.last_check}"
+            text += f"; then it ran on to step {last_step}, {self.last_validation}"
         return text
 
     @property
@@ -234,7 +234,7 @@ class Attempt:
         self.engine_reason = reason
 
     def restart(self) -> None:
-        """Forget all checks, so that another engine can begin the attempt again."""
+        """Forget all validations, so that another engine can begin the attempt again."""
         fresh = Attempt(
             trial=self.trial,
             goal=self.goal,
@@ -243,7 +243,7 @@ class Attempt:
             pause_at=self.pause_at,
             train_past_goal=self.train_past_goal,
             metrics=self.metrics,
-            on_check=self.on_check,
+            on_validation=self.on_validation,
             on_step=self.on_step,
             engine=self.engine,
             engine_reason=self.engine_reason,

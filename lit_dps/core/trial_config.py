@@ -65,8 +65,8 @@ class GoalConfig:
         monitor: Name that the error is logged under. The module logs the validation error as a
             fraction.
         early_reject: Stop a validation once it misses the goal. This needs support by module and
-            data (`EarlyCheck`). The number of steps to the goal stays the same. Errors in the curve
-            become lower bounds, and the module logs nothing at such a validation.
+            data (`EarlyValidation`). The number of steps to the goal stays the same. Errors in the
+            curve become lower bounds, and the module logs nothing at such a validation.
         metric: Another metric, logged in validation. For example "val/accuracy".
         at_most: Goal value of a metric that falls.
         at_least: Goal value of a metric that rises.
@@ -156,7 +156,7 @@ class GoalConfig:
         raise AssertionError("a goal has a value")
 
     @property
-    def stops_checks_early(self) -> bool:
+    def stops_validations_early(self) -> bool:
         """Whether a check may stop before it has seen the entire validation split."""
         # A metric that rises has no lower bound of mistakes, and a mean needs each value.
         return self.early_reject and self.at_least is None and self.build().is_pointwise

@@ -20,8 +20,8 @@ The course of one trial, with the file of each step:
 5. `Attempt.record` (`lit_dps.core.attempt`) stores the check in the curve and decides: the goal is
    met, the run diverged, its steps are spent, a race stops it (`lit_dps.core.racing`), it pauses,
    or it continues.
-6. `RunGroup.end_interval` calls `at_check`, which raises if the process is asked to stop, and saves
-   checkpoints.
+6. `RunGroup.end_interval` calls `raise_if_stopped`, which raises if the process is asked to stop.
+   It saves checkpoints.
 7. The engine yields `Attempt.result()`. The worker stores it.
 
 If the memory of the device is insufficient, a stack is halved (`memory`,

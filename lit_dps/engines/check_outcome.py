@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from lit_dps.training.early_check import Check
+from lit_dps.training.early_validation import MistakeCount
 
 
 class MeasuredCheck(NamedTuple):
-    """A check by a metric that a module logs; used as a `Check`."""
+    """A check by a metric that a module logs; used as a `MistakeCount`."""
 
     value: float
     exact: bool = True
@@ -37,13 +37,13 @@ class Intervals(NamedTuple):
     live: list[int]
     losses: list[list[float]]
     finite: list[bool]
-    checks: Sequence[Check | MeasuredCheck]
+    checks: Sequence[MistakeCount | MeasuredCheck]
     metrics: Sequence[Mapping[str, float]]
     examples: list[dict[int, int]]
     seconds: float
 
 
-class CheckOutcome(NamedTuple):
+class ValidationOutcome(NamedTuple):
     """The result of the check of one run at the end of an interval.
 
     Attributes:

@@ -15,7 +15,7 @@ from lit_dps.engines.logged_module import MAX_EVALUATED, metrics_of_rows
 from lit_dps.engines.memory import halve_until_fits
 from lit_dps.engines.row_tensors import Rows
 from lit_dps.optim import FlatLayout
-from lit_dps.training.early_check import CHUNK, evaluating
+from lit_dps.training.early_validation import CHUNK, evaluating
 
 
 class CheckedRows:

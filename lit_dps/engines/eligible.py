@@ -60,7 +60,7 @@ from lit_dps.pruning import prunable
 from lit_dps.pruning.network import copies_of, why_unprunable
 from lit_dps.training import GoalErrorCallback, lightning_private
 from lit_dps.training.delay_callback import requires_closure
-from lit_dps.training.early_check import EarlyCheck
+from lit_dps.training.early_validation import EarlyValidation
 from lit_dps.training.hidden_state import preserve_rng_state, unchanged_attributes
 from lit_dps.training.inheritance import adopt_former_methods, inherits
 from lit_dps.training.workload import Built
@@ -267,7 +267,7 @@ def _reason_against_validation(
     methods = overridden(module, VALIDATION_METHODS)
     if methods and not goal.early_reject:
         return f"{name} overrides {', '.join(methods)}, and goal.early_reject is false"
-    if EarlyCheck.supports(trainer, module, goal.monitor):
+    if EarlyValidation.supports(trainer, module, goal.monitor):
         return None
     if methods:
         return f"{name} overrides {', '.join(methods)} but not per_example_error"

@@ -1,8 +1,8 @@
 """Engine: the protocol of all engines; TrialSettings: what the trials of a study share.
 
 `IntervalLoop` trains the trials that it supports without Lightning's loop. `TrainerEngine` trains
-any trial with Lightning's loop. Both pass each check to `Attempt.record`, which decides whether the
-run continues.
+any trial with Lightning's loop. Both pass each validation to `Attempt.record`, which decides
+whether the run continues.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ METHOD_OPTIONS = "pruning.options."
 # In elements: 256 MiB in float32, which is several times all 100 points of the paper's networks.
 MAX_STORED_SCORES = 2**26
 NextAttempt = Callable[[], Attempt | None]  # returns the next attempt; None if none remains
-AtCheck = Callable[[], None]  # called after a check; may raise to stop training
+# Called after a validation; it may raise to stop training.
+RaiseIfStopped = Callable[[], None]
 PassKey = tuple[int, ...]  # `TrainingPass.key` of the pass that took the scores
 
 
@@ -53,15 +54,15 @@ class Engine(Protocol):
     """Trains attempts at trials."""
 
     def train(
-        self, next_attempt: NextAttempt, at_check: AtCheck = lambda: None
+        self, next_attempt: NextAttempt, raise_if_stopped: RaiseIfStopped = lambda: None
     ) -> Iterator[TrialResult]:
         """Train attempts until none remains, and yield each result as soon as it is available.
 
         Args:
             next_attempt: Returns the next attempt, or None if no attempt remains at present. An
                 engine calls it when it has room for another attempt.
-            at_check: Called after a check if the run continues. It may raise to stop training,
-                then on all ranks. The runs are saved, and resume when they are attempted again.
+            raise_if_stopped: Called after a validation if the run continues. It may raise to stop
+                training, then on all ranks. The runs are saved, and resume when they are attempted again.
         """
         ...
 
@@ -133,7 +134,7 @@ class TrialSettings:
         return replace(self.optim, **_values_below("optim.", trial.cell.axes)).delay
 
     def average_half_life(self, trial: Trial) -> float:
-        """Return the half-life in examples of the average that is checked; 0 without one."""
+        """Return the half-life in examples of the average that is validated; 0 without one."""
         optim = replace(self.optim, **_values_below("optim.", trial.cell.axes))
         return optim.average_half_life
 

@@ -18,9 +18,9 @@ import torch
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import StorageError
 from lit_dps.core.trial import LIGHTNING, SINGLE, STACKED, Status, Trial, TrialResult
-from lit_dps.engines.check_outcome import CheckOutcome
+from lit_dps.engines.check_outcome import ValidationOutcome
 from lit_dps.engines.eligible import NO_CLASSIFIER, ineligibility_reason, is_no_classifier
-from lit_dps.engines.engine import AtCheck, NextAttempt, TrialSettings
+from lit_dps.engines.engine import NextAttempt, RaiseIfStopped, TrialSettings
 from lit_dps.engines.memory import StackLimit, free_unused_memory, is_out_of_memory
 from lit_dps.engines.module_hooks import NeedsLightning, end_module
 from lit_dps.engines.network_run import NetworkRun, build_trial
@@ -31,7 +31,7 @@ from lit_dps.engines.stack_filler import AttemptQueue, StackFiller, batching_key
 from lit_dps.engines.trainer import TrainerEngine
 from lit_dps.module import ImageClassifier
 from lit_dps.training.checkpoint_files import CannotResume
-from lit_dps.training.early_check import HardestFirst
+from lit_dps.training.early_validation import HardestFirst
 from lit_dps.training.hidden_state import preserve_rng_state
 
 
@@ -74,7 +74,7 @@ class IntervalLoop:
     _limit: StackLimit = field(default_factory=StackLimit, init=False, repr=False, compare=False)
 
     def train(
-        self, next_attempt: NextAttempt, at_check: AtCheck = lambda: None
+        self, next_attempt: NextAttempt, raise_if_stopped: RaiseIfStopped = lambda: None
     ) -> Iterator[TrialResult]:
         """Train attempts until none remains, and yield each result; see `Engine.train`."""
         queue = AttemptQueue(next_attempt, self.stack_size)
@@ -88,13 +88,13 @@ class IntervalLoop:
                 choices[key.loop_key] = self.choose(attempt.study_trial)
             choice = choices[key.loop_key]
             if choice.engine == LIGHTNING:
-                yield self._train_by_lightning(attempt, at_check, choice.reason)
+                yield self._train_by_lightning(attempt, raise_if_stopped, choice.reason)
             elif choice.engine == STACKED and (
                 choice.needs_stack or self.stacks_alone or queue.has(key)
             ):
-                yield from self._train_stack(attempt, queue, at_check)
+                yield from self._train_stack(attempt, queue, raise_if_stopped)
             else:
-                result = self._train_single(attempt, at_check, choice.reason)
+                result = self._train_single(attempt, raise_if_stopped, choice.reason)
                 if result.engine == LIGHTNING:
                     choices[key.loop_key] = LoopChoice(LIGHTNING, result.engine_reason)
                 yield result
@@ -115,40 +115,44 @@ class IntervalLoop:
             return LoopChoice(LIGHTNING, reason)
         return LoopChoice(SINGLE, reason_against_stack)
 
-    def _train_by_lightning(self, attempt: Attempt, at_check: AtCheck, reason: str) -> TrialResult:
+    def _train_by_lightning(
+        self, attempt: Attempt, raise_if_stopped: RaiseIfStopped, reason: str
+    ) -> TrialResult:
         """Train an attempt by Lightning's loop and return its result."""
         lightning = TrainerEngine(self.training, reason=reason)
-        train_one = partial(lightning.train_one, at_check=at_check)
+        train_one = partial(lightning.train_one, raise_if_stopped=raise_if_stopped)
         return self.training.run_attempt(attempt, train_one)
 
-    def _train_single(self, attempt: Attempt, at_check: AtCheck, reason: str) -> TrialResult:
+    def _train_single(
+        self, attempt: Attempt, raise_if_stopped: RaiseIfStopped, reason: str
+    ) -> TrialResult:
         """Train one attempt and return its result.
 
         Args:
             attempt: The attempt.
-            at_check: See `Engine.train`.
+            raise_if_stopped: See `Engine.train`.
             reason: Why it is not stacked; empty if no stack is faster, as for a single attempt.
         """
-        run_single = partial(self._run_single, at_check=at_check, reason=reason)
+        run_single = partial(self._run_single, raise_if_stopped=raise_if_stopped, reason=reason)
         try:
             return self.training.run_attempt(attempt, run_single)
         except NeedsLightning as error:
             # The module has done something for the first time that Lightning's loop alone supports.
             attempt.restart()
-            return self._train_by_lightning(attempt, at_check, str(error))
+            return self._train_by_lightning(attempt, raise_if_stopped, str(error))
 
-    def _run_single(self, attempt: Attempt, at_check: AtCheck, reason: str) -> None:
+    def _run_single(self, attempt: Attempt, raise_if_stopped: RaiseIfStopped, reason: str) -> None:
         """Train one attempt until it ends or pauses.
 
         If its checkpoint cannot be restored, it begins again, as in Lightning's loop.
         """
         try:
-            self._run_once(attempt, at_check, reason)
+            self._run_once(attempt, raise_if_stopped, reason)
         except CannotResume:
             attempt.restart()
-            self._run_once(attempt, at_check, reason)
+            self._run_once(attempt, raise_if_stopped, reason)
 
-    def _run_once(self, attempt: Attempt, at_check: AtCheck, reason: str) -> None:
+    def _run_once(self, attempt: Attempt, raise_if_stopped: RaiseIfStopped, reason: str) -> None:
         """Train one attempt, from its checkpoint if there is one, until it ends or pauses."""
         trial = attempt.study_trial
         attempt.set_engine(SINGLE, reason)
@@ -165,7 +169,7 @@ class IntervalLoop:
                 run.record(outcome)
                 group.read_end(0)
                 if attempt.status is None:
-                    group.end_interval(at_check)
+                    group.end_interval(raise_if_stopped)
                 elif attempt.status is Status.PAUSED:
                     group.save_if_worth_it(0)
             # Lightning leaves these hooks out if a callback saves a paused run and ends it.
@@ -175,7 +179,7 @@ class IntervalLoop:
             attempt.timed = group.stopwatch.timed
 
     def _train_stack(
-        self, first: Attempt, queue: AttemptQueue, at_check: AtCheck
+        self, first: Attempt, queue: AttemptQueue, raise_if_stopped: RaiseIfStopped
     ) -> Iterator[TrialResult]:
         """Train an attempt in a stack, with the attempts of the queue that have its key."""
         filler = StackFiller(first, queue, self.training)
@@ -188,15 +192,15 @@ class IntervalLoop:
                 if filler.lacks_memory:
                     self._limit.halve(len(runs) + 1, fitting=len(runs))
                 _seed_dropout(runs[0])
-                yield from self._train_runs(runs, filler, at_check)
+                yield from self._train_runs(runs, filler, raise_if_stopped)
                 runs.clear()
                 if filler.has_pending:  # memory was insufficient
                     free_unused_memory()
         for unstacked in filler.unstacked:
-            yield self._train_single(unstacked.attempt, at_check, unstacked.reason)
+            yield self._train_single(unstacked.attempt, raise_if_stopped, unstacked.reason)
 
     def _train_runs(
-        self, runs: list[NetworkRun], filler: StackFiller, at_check: AtCheck
+        self, runs: list[NetworkRun], filler: StackFiller, raise_if_stopped: RaiseIfStopped
     ) -> Iterator[TrialResult]:
         """Train runs in a stack, and return their attempts to the filler if memory is insufficient.
 
@@ -206,7 +210,7 @@ class IntervalLoop:
         networks = None
         try:
             networks = StackedNetworks(runs)
-            yield from self._train_networks(networks, filler, at_check)
+            yield from self._train_networks(networks, filler, raise_if_stopped)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -220,7 +224,7 @@ class IntervalLoop:
                 filler.put_back(attempts)
 
     def _train_networks(
-        self, networks: StackedNetworks, filler: StackFiller, at_check: AtCheck
+        self, networks: StackedNetworks, filler: StackFiller, raise_if_stopped: RaiseIfStopped
     ) -> Iterator[TrialResult]:
         """Train stacked networks, and the next runs in the rows that become empty."""
         group = RunGroup(networks, self.training)
@@ -243,7 +247,7 @@ class IntervalLoop:
             _fill_empty_rows(networks, group.hardest_first, filler, self._limit)
             _drop_empty_rows(networks, group.hardest_first)
             if networks.live:
-                group.end_interval(at_check)
+                group.end_interval(raise_if_stopped)
 
 
 def _seed_dropout(first: NetworkRun) -> None:
@@ -256,7 +260,7 @@ def _seed_dropout(first: NetworkRun) -> None:
 
 
 def _record_stacked(
-    group: RunGroup, outcome: CheckOutcome, filler: StackFiller
+    group: RunGroup, outcome: ValidationOutcome, filler: StackFiller
 ) -> TrialResult | None:
     """Record the check of a stacked run; return its result if it has ended or pauses, else None.
 

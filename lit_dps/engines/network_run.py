@@ -22,7 +22,7 @@ from lit_dps.core.trial import SHORT_STEPS, STACKED, Trial
 from lit_dps.core.unit import EXAMPLES
 from lit_dps.data import ImageData
 from lit_dps.data.loaders import interval_batches
-from lit_dps.engines.check_outcome import CheckOutcome
+from lit_dps.engines.check_outcome import ValidationOutcome
 from lit_dps.engines.engine import PassKey, TrialSettings
 from lit_dps.engines.loader_data import LoaderData
 from lit_dps.engines.logged_module import training_loss
@@ -161,8 +161,8 @@ class NetworkRun(ReadableRun):
         trial = attempt.study_trial
         assert isinstance(built.data, ImageData | LoaderData)
         is_classifier = isinstance(built.module, ImageClassifier)
-        if training.goal.stops_checks_early and is_classifier:
-            attempt.enable_early_checks()
+        if training.goal.stops_validations_early and is_classifier:
+            attempt.enable_early_validations()
         batch = training.batch_callback(trial)
         batch.apply_to(built.data)
         if not batch.schedule.is_constant:
@@ -356,7 +356,7 @@ class NetworkRun(ReadableRun):
             images = self.data.transfer_batch_to_device(batch, self.module.device)
             yield images, len(batch.index)
 
-    def record(self, outcome: CheckOutcome) -> None:
+    def record(self, outcome: ValidationOutcome) -> None:
         """Record the check at the end of an interval; the attempt decides how the run continues."""
         self.steps += self.attempt.goal.check_interval
         self._collect_flags()

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from lit_dps.core.unit import EXAMPLES, SECONDS
-from lit_dps.engines.check_outcome import CheckOutcome, Intervals, MeasuredCheck
-from lit_dps.engines.engine import AtCheck, TrialSettings
+from lit_dps.engines.check_outcome import Intervals, MeasuredCheck, ValidationOutcome
+from lit_dps.engines.engine import RaiseIfStopped, TrialSettings
 from lit_dps.engines.memory import is_out_of_memory
 from lit_dps.engines.module_hooks import raise_if_caught
 from lit_dps.engines.single_network import SingleNetwork
@@ -25,7 +25,7 @@ from lit_dps.module import ImageClassifier, is_wrong
 from lit_dps.parallel.process import Interrupted
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.checkpoint_files import MIN_SECONDS_WORTH_SAVING
-from lit_dps.training.early_check import Check, HardestFirst
+from lit_dps.training.early_validation import HardestFirst, MistakeCount
 from lit_dps.training.stopwatch import Stopwatch
 
 # Intervals that a stack trains before their checks. More of them save no time.
@@ -42,7 +42,7 @@ MEMORY_SHARE_AHEAD = 0.2
 NetworkRows = SingleNetwork | StackedNetworks
 
 
-def best_first(outcomes: Sequence[CheckOutcome], at_least: bool) -> list[CheckOutcome]:
+def best_first(outcomes: Sequence[ValidationOutcome], at_least: bool) -> list[ValidationOutcome]:
     """Return outcomes by the goal's metric, the best one first and nan last.
 
     Args:
@@ -50,7 +50,7 @@ def best_first(outcomes: Sequence[CheckOutcome], at_least: bool) -> list[CheckOu
         at_least: Whether a larger value is better.
     """
 
-    def rank(outcome: CheckOutcome) -> tuple[bool, float]:
+    def rank(outcome: ValidationOutcome) -> tuple[bool, float]:
         value = -outcome.value if at_least else outcome.value
         return math.isnan(value), value
 
@@ -81,7 +81,9 @@ class RunGroup:
         self._train_split: tuple[Any, Tensor] = first.data.on_device("train", self._device)
         self._validation_split: tuple[Any, Tensor] = first.data.on_device("val", self._device)
         self._logs_metrics = not isinstance(first.module, ImageClassifier)
-        self._stops_checks_early = training.goal.stops_checks_early and not self._logs_metrics
+        self._stops_validations_early = (
+            training.goal.stops_validations_early and not self._logs_metrics
+        )
         self.stopwatch = Stopwatch()
         self._intervals_done = 0
         rows = len(networks.runs)
@@ -155,12 +157,12 @@ class RunGroup:
             checks = self._check(which)
             metrics = self._further_metrics(which)
         for _ in range(count):
-            self.stopwatch.add_check(interval)
+            self.stopwatch.add_validation(interval)
         self._intervals_done += count
         seconds = (self.stopwatch.training_seconds - seconds_before) / count
         return Intervals(live, all_losses, finite, checks, metrics, examples, seconds)
 
-    def outcomes(self, intervals: Intervals, i: int) -> list[CheckOutcome]:
+    def outcomes(self, intervals: Intervals, i: int) -> list[ValidationOutcome]:
         """Return the outcomes of the checks after the i-th interval, for the rows still live.
 
         The best outcome comes first, because it may end the other runs of its cell. Ask for the
@@ -174,15 +176,15 @@ class RunGroup:
             at_least = self.networks.run_at(row).attempt.goal.at_least
             number = self.networks.number(i, row)
             check = intervals.checks[place]
-            if isinstance(check, Check) and self._stops_checks_early:
+            if isinstance(check, MistakeCount) and self._stops_validations_early:
                 # A run may have met an easier goal at an interval before.
                 allowed = self.networks.run_at(row).attempt.max_mistakes(self._validation_size)
-                check = Check.of(check.mistakes, allowed, self._validation_size)
+                check = MistakeCount.of(check.mistakes, allowed, self._validation_size)
             spent = {
                 EXAMPLES.column: intervals.examples[i][row],
                 SECONDS.column: intervals.seconds,
             }
-            outcome = CheckOutcome(
+            outcome = ValidationOutcome(
                 row=row,
                 value=check.error(self._validation_size),
                 exact=check.exact,
@@ -256,7 +258,7 @@ class RunGroup:
             joined = joined.to(self._device)
         return joined, examples
 
-    def _check(self, which: Tensor) -> list[Check]:
+    def _check(self, which: Tensor) -> list[MistakeCount]:
         """Return the checks of kept rows. Early checks stop when the goal is surely missed.
 
         Args:
@@ -265,7 +267,7 @@ class RunGroup:
         """
         networks = self.networks
         x, y = self._validation_split
-        if self._stops_checks_early:
+        if self._stops_validations_early:
             intervals = len(which) // len(networks.live)
             allowed = []
             for row in networks.live:
@@ -278,7 +280,7 @@ class RunGroup:
         mistakes = torch.zeros(len(which), dtype=torch.int64, device=self._device)
         for index in self._validation_batches(len(which)):
             mistakes += is_wrong(networks.per_example_error(which, x, y, index)).sum(1)
-        return [Check(count, exact=True) for count in mistakes.tolist()]
+        return [MistakeCount(count, exact=True) for count in mistakes.tolist()]
 
     def _further_metrics(self, which: Tensor) -> Sequence[Mapping[str, float]]:
         """Return `val_loss` of kept rows if the study keeps it, rounded to float32."""
@@ -316,14 +318,14 @@ class RunGroup:
         for index in examples.split(self._eval_batch_size):
             yield index.expand(networks, -1)
 
-    def end_interval(self, at_check: AtCheck) -> None:
-        """Call `at_check`, and save the live runs whose last checkpoint is old.
+    def end_interval(self, raise_if_stopped: RaiseIfStopped) -> None:
+        """Call `raise_if_stopped`, and save the live runs whose last checkpoint is old.
 
-        `at_check` raises to end the process. Then all live runs that are worth a file are saved,
-        unless a second signal requires that the process ends now.
+        `raise_if_stopped` raises to end the process. Then all live runs that are worth a file are
+        saved, unless a second signal requires that the process ends now.
         """
         try:
-            at_check()
+            raise_if_stopped()
         except BaseException as error:
             ends_now = isinstance(error, Interrupted) and error.now
             if not ends_now:

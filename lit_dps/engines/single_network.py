@@ -23,7 +23,7 @@ from lit_dps.optim.weight_average import showing
 from lit_dps.pruning.mask import multiply
 from lit_dps.pruning.mask_changes import mask_optimizer_state
 from lit_dps.training.batch_schedule_callback import scaled_rates
-from lit_dps.training.early_check import evaluating
+from lit_dps.training.early_validation import evaluating
 from lit_dps.training.local_sgd_callback import SharedTensors, mean_of, part_of
 from lit_dps.training.masked_tensors import gradients_of
 

@@ -47,7 +47,7 @@ from lit_dps.optim.clipping import Clipping
 from lit_dps.optim.parameter_groups import grouping_of
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.deterministic import full_float32
-from lit_dps.training.early_check import EarlyCheck, evaluating
+from lit_dps.training.early_validation import EarlyValidation, evaluating
 from lit_dps.training.hidden_state import (
     capture_attributes,
     capture_rng_state,
@@ -106,7 +106,7 @@ def reason_against_calls(
     if methods:
         return f"{name} overrides {', '.join(methods)}"
     goal = GoalErrorCallback.of(training.goal)
-    if goal.early_reject and EarlyCheck.supports(trainer, module, goal.monitor):
+    if goal.early_reject and EarlyValidation.supports(trainer, module, goal.monitor):
         return f"{name} has per_example_error but is not an ImageClassifier"
     if trainer.reload_dataloaders_every_n_epochs:  # pyright: ignore[reportAttributeAccessIssue]
         return "trainer.reload_dataloaders_every_n_epochs needs Lightning's loop"

@@ -16,7 +16,7 @@ from lit_dps.core.errors import UserError
 from lit_dps.core.trial import LIGHTNING, NOISE_SCALE, RANKS, Trial, TrialResult
 from lit_dps.core.unit import EXAMPLES
 from lit_dps.engines.eligible import standard_data
-from lit_dps.engines.engine import AtCheck, NextAttempt, TrialSettings
+from lit_dps.engines.engine import NextAttempt, RaiseIfStopped, TrialSettings
 from lit_dps.parallel import ranks
 from lit_dps.readings.callback import ReadingsCallback
 from lit_dps.readings.gradient_noise import NoiseScaleCallback
@@ -71,7 +71,7 @@ class TrialFit:
         attempt: Attempt,
         goal: GoalErrorCallback | None = None,
         file: CheckpointFile | None = None,
-        at_check: AtCheck = lambda: None,
+        raise_if_stopped: RaiseIfStopped = lambda: None,
     ) -> TrialFit:
         """Build the trial of an attempt.
 
@@ -80,7 +80,7 @@ class TrialFit:
             attempt: The attempt at the trial.
             goal: Validates the run instead of the study's callback.
             file: The file in which the run is saved; None saves nothing.
-            at_check: See `Engine.train`.
+            raise_if_stopped: See `Engine.train`.
         """
         trial = attempt.study_trial
         built = training.workload.build(trial)
@@ -89,13 +89,15 @@ class TrialFit:
             goal = GoalErrorCallback.of(training.goal)
             goal.shown_steps = training.shown_steps
         goal.record_in(attempt)
-        goal.after_check = at_check
+        goal.after_check = raise_if_stopped
         batch = training.batch_callback(trial)
         if not batch.schedule.is_constant:
             attempt.count(EXAMPLES.column)
         checkpoint = None
         if file is not None and training.checkpoints is not None:
-            checkpoint = CheckpointCallback(file, training.checkpoints.seconds, attempt, at_check)
+            checkpoint = CheckpointCallback(
+                file, training.checkpoints.seconds, attempt, raise_if_stopped
+            )
             goal.after_check = checkpoint.checked
             goal.saves_pause = lambda: checkpoint.can_save
         return cls(
@@ -164,14 +166,14 @@ class TrainerEngine:
     reason: str = ""
 
     def train(
-        self, next_attempt: NextAttempt, at_check: AtCheck = lambda: None
+        self, next_attempt: NextAttempt, raise_if_stopped: RaiseIfStopped = lambda: None
     ) -> Iterator[TrialResult]:
         """Train attempts until none remains, and yield each result; see `Engine.train`."""
-        train_one = partial(self.train_one, at_check=at_check)
+        train_one = partial(self.train_one, raise_if_stopped=raise_if_stopped)
         while (attempt := next_attempt()) is not None:
             yield self.training.run_attempt(attempt, train_one)
 
-    def train_one(self, attempt: Attempt, at_check: AtCheck = lambda: None) -> None:
+    def train_one(self, attempt: Attempt, raise_if_stopped: RaiseIfStopped = lambda: None) -> None:
         """Train an attempt until it ends or pauses, from its checkpoint if there is one.
 
         Raises:
@@ -180,18 +182,20 @@ class TrainerEngine:
         start = time.perf_counter()
         attempt.set_engine(LIGHTNING, self.reason)
         file = self.training.checkpoint_file(attempt, "Trainer")
-        has_resumed = file is not None and self._resume(attempt, at_check, file)
+        has_resumed = file is not None and self._resume(attempt, raise_if_stopped, file)
         if not has_resumed:
-            self._train(attempt, at_check, file)
+            self._train(attempt, raise_if_stopped, file)
         attempt.seconds += time.perf_counter() - start
 
-    def _resume(self, attempt: Attempt, at_check: AtCheck, file: CheckpointFile) -> bool:
+    def _resume(
+        self, attempt: Attempt, raise_if_stopped: RaiseIfStopped, file: CheckpointFile
+    ) -> bool:
         """Train an attempt from its checkpoint; return False if it must begin from the start."""
         saved = ranks.on_rank_zero(file.find)
         if saved is None:
             return False
         try:
-            self._train(attempt, at_check, file, saved)
+            self._train(attempt, raise_if_stopped, file, saved)
         except UserError:
             raise
         except Exception as error:
@@ -210,14 +214,14 @@ class TrainerEngine:
     def _train(
         self,
         attempt: Attempt,
-        at_check: AtCheck,
+        raise_if_stopped: RaiseIfStopped,
         file: CheckpointFile | None,
         saved: Path | None = None,
     ) -> None:
         """Train an attempt by `Trainer.fit`, and collect what the callbacks measured."""
         training = self.training
         trial = attempt.study_trial
-        fit = TrialFit.of(training, attempt, file=file, at_check=at_check)
+        fit = TrialFit.of(training, attempt, file=file, raise_if_stopped=raise_if_stopped)
         stored = training.stored_scores(trial)
         if stored is not None:
             fit.pruning.reuse(*stored)

@@ -81,7 +81,8 @@ class StopRequest:
     """Records whether this process was asked to stop. It is true if so.
 
     An exception from a signal handler is lost if Python runs a destructor at that moment, and it
-    interrupts any code at any place. So the first signal is only recorded; `check` raises it.
+    interrupts any code at any place. So the first signal is only recorded; `raise_if_requested`
+    raises it.
 
     Args:
         others: Returns True if another process asks this one to stop.
@@ -103,7 +104,7 @@ class StopRequest:
     def __bool__(self) -> bool:
         return self.signal is not None or self.others()
 
-    def check(self) -> None:
+    def raise_if_requested(self) -> None:
         """Raise Interrupted if the process was asked to stop."""
         if self:
             raise Interrupted(self.signal or "another process")

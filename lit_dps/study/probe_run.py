@@ -77,7 +77,7 @@ def probe_run(
     setup: StudySetup,
     attempt: Attempt,
     callbacks: Sequence[Callback],
-    at_check: Callable[[], None] = lambda: None,
+    raise_if_stopped: Callable[[], None] = lambda: None,
 ) -> None:
     """Train an attempt in Lightning's loop until it ends or a callback raises `EndProbe`.
 
@@ -87,7 +87,7 @@ def probe_run(
         setup: The study.
         attempt: The trial and its goal, such as `setup.unreachable_goal(steps)`.
         callbacks: They are called before the study's callbacks.
-        at_check: Called after each check; may raise to end the run.
+        raise_if_stopped: Called after each check; may raise to end the run.
 
     Raises:
         Exception: An error of the module, its data or a callback.
@@ -95,7 +95,7 @@ def probe_run(
     torch.set_num_threads(setup.study.threads)
     with suppress(EndProbe), setup.workload.without_side_effects() as workload:
         training = replace(setup.training(), workload=workload, readings=())
-        TrainerEngine(training, tuple(callbacks)).train_one(attempt, at_check)
+        TrainerEngine(training, tuple(callbacks)).train_one(attempt, raise_if_stopped)
 
 
 def probe_fit(
@@ -310,7 +310,7 @@ class _StepTimer:
         self._most_seconds = most_seconds
         self._block_steps = max(1, (attempt.goal.max_steps - warm_up) // BLOCKS)
         self._blocks: list[float] = []
-        attempt.on_check = self.on_check
+        attempt.on_validation = self.on_validation
         attempt.on_step = self.on_step
 
     def on_step(self, device: torch.device) -> None:
@@ -344,7 +344,7 @@ class _StepTimer:
             self.ended_after = steps
             raise Paused
 
-    def on_check(self, attempt: Attempt) -> None:
+    def on_validation(self, attempt: Attempt) -> None:
         """Note the time after a validation."""
         self.checked = Instant.now()
 

@@ -424,7 +424,7 @@ class ProgressReporter:
     def watch(self, attempt: Attempt) -> None:
         """Report that an attempt begins, and its progress from now on."""
         assert attempt.trial is not None
-        attempt.on_check = self.on_validation
+        attempt.on_validation = self.on_validation
         key = trial_key(attempt.trial)
         self._last_report[key] = -math.inf
         self._first_steps.pop(key, None)

@@ -150,7 +150,7 @@ def measure_steps(
         if number >= MIN_ROUNDS and time.monotonic() - began > TARGET_SECONDS:
             break
         for index, trial in enumerate(trials):
-            stop.check()
+            stop.raise_if_requested()
             count = MIN_STEPS
             if trial.cell in times_of_trials:
                 count = steps_that_take(

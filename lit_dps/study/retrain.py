@@ -135,14 +135,14 @@ def _train(setup: StudySetup, engine: TrainerEngine, attempt: Attempt) -> None:
     with interruptible(stop, STOPPING):
         raise_if_interrupted = make_stop_check(stop)
 
-        def at_check() -> None:
+        def raise_if_stopped() -> None:
             raise_if_interrupted()
             if shows:
-                replace_line(attempt.last_check)
+                replace_line(attempt.last_validation)
 
         try:
             with all_ranks(setup) as train:
-                for _ in train(engine, lambda: next(queue, None), at_check):
+                for _ in train(engine, lambda: next(queue, None), raise_if_stopped):
                     pass
         except Interrupted:
             attempt.status = None

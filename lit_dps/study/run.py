@@ -140,7 +140,7 @@ def _prepare(setup: StudySetup, stop: StopRequest, options: RunOptions) -> _Stud
 
         of_others(name, "study.figures")
     changes = _accepted_changes(setup, environment, options.accept_code_change)
-    stop.check()
+    stop.raise_if_requested()
     if checked.trials_remain and _starts_processes(setup) and unguarded():
         raise Unguarded  # workers would refuse later, when the study is declared
     if changes:
@@ -249,7 +249,7 @@ class _StudyRun:
         self.reported_before = results_reported(self.url, self.name)
         workers = min(self.setup.workers, remaining)
         self.setup = begin_run(self.setup, record, workers, self.mlflow, self.environment)
-        self.stop.check()
+        self.stop.raise_if_requested()
         self._measure_noise_scale(record)
         self._train(record, workers, failures)
 
@@ -258,7 +258,7 @@ class _StudyRun:
         if record.noise is not None or not self.setup.study.noise_scale:
             return
         print_line_at_terminal(self.setup, "measuring the gradient noise scale")
-        noise = first_guess(self.setup, self.stop.check)
+        noise = first_guess(self.setup, self.stop.raise_if_requested)
         if isinstance(noise, str):
             print_line(self.setup, f"noise scale not measured: {noise}")
             return

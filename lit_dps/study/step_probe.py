@@ -36,7 +36,7 @@ from lit_dps.study.probe_run import (
 )
 from lit_dps.study.setup import StudySetup
 from lit_dps.training import PruningCallback
-from lit_dps.training.early_check import EarlyCheck, min_evaluated_share
+from lit_dps.training.early_validation import EarlyValidation, min_evaluated_share
 from lit_dps.training.stopwatch import now
 from lit_dps.training.training_pass import TrainingPass
 
@@ -246,7 +246,7 @@ class _PruningStopwatch(Callback):
             isinstance(each.pruner, OneShot) and each.init != "isometry" for each in callbacks
         )
         self.reuses_scores = are_scores_general and self._scores_are_shared(data_pass, pl_module)
-        if setup.goal.stops_checks_early and EarlyCheck.supports(trainer, pl_module):
+        if setup.goal.stops_validations_early and EarlyValidation.supports(trainer, pl_module):
             data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
             self.min_check_share = min_evaluated_share(setup.goal_of_trials, data.validation_size)
         if max(setup.study.sparsities) > 0:

@@ -24,7 +24,7 @@ from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import Unguarded, UserError
 from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.trial import Status, TrialResult
-from lit_dps.engines.engine import AtCheck, Engine, NextAttempt
+from lit_dps.engines.engine import Engine, NextAttempt, RaiseIfStopped
 from lit_dps.parallel import fork_server as processes
 from lit_dps.parallel import launch, ranks
 from lit_dps.parallel.gpus import worker_environment
@@ -55,7 +55,7 @@ RECEIVE_SECONDS = 1  # between two checks whether a stop was requested
 EventListener = Callable[[ProgressEvent], None]
 Results = Generator[TrialResult, None, None]
 # Like `Engine.train`, with the engine as its first argument.
-TrainOnRanks = Callable[[Engine, NextAttempt, AtCheck], Iterator[TrialResult]]
+TrainOnRanks = Callable[[Engine, NextAttempt, RaiseIfStopped], Iterator[TrialResult]]
 
 
 class WorkerError(RuntimeError):
@@ -99,19 +99,19 @@ def work(setup: StudySetup, stop: StopRequest, on_event: EventListener | None = 
         next_attempt = partial(_claim_and_report, queue, ProgressReporter(on_event))
     checkpoints = setup.checkpoints()
     engine = setup.engine(checkpoints)
-    at_check = make_stop_check(stop)
+    raise_if_stopped = make_stop_check(stop)
     try:
         with all_ranks(setup) as train:
-            for result in train(engine, next_attempt, at_check):
+            for result in train(engine, next_attempt, raise_if_stopped):
                 if result.status == Status.FAILED and is_lost_loader_worker(result.failure):
                     # The signal that ended the loader's process may be on its way to this one.
                     time.sleep(SIGNAL_SECONDS)
-                    stop.check()
+                    stop.raise_if_requested()
                 result = queue.store_result(result)
                 if checkpoints is not None:
                     checkpoints.remove_unneeded(result, queue.trial_race_limit(result.trial))
                 yield result
-                stop.check()
+                stop.raise_if_requested()
     finally:
         queue.leave()
 
@@ -185,7 +185,7 @@ def work_in_processes(
             if stop:
                 pool.leaving.set()
             yield from pool.receive_results()
-        stop.check()
+        stop.raise_if_requested()
         # The other workers may have ended before this error, because its worker had the last trial.
         if pool.last_error is not None and _trials_remain(setup):
             raise pool.last_error
@@ -349,10 +349,10 @@ class _FirstRank:
         self._sources = dict(setup.sources)
 
     def train(
-        self, engine: Engine, next_attempt: NextAttempt, at_check: AtCheck
+        self, engine: Engine, next_attempt: NextAttempt, raise_if_stopped: RaiseIfStopped
     ) -> Iterator[TrialResult]:
         """Train attempts by an engine on all ranks; see `Engine.train`."""
-        for result in engine.train(partial(self._broadcast_next, next_attempt), at_check):
+        for result in engine.train(partial(self._broadcast_next, next_attempt), raise_if_stopped):
             self.others_train = False
             yield result
 

@@ -64,8 +64,8 @@ class CheckpointCallback(Callback):
         file: The file of the run.
         every: Seconds of training between two files.
         attempt: The attempt. When it pauses, it is saved, and the fit ends with `Paused`.
-        at_check: Called after each validation after which the run continues. If it raises an
-            error, on all ranks, the run is saved and the fit ends. If only one rank raises, the
+        raise_if_stopped: Called after each validation after which the run continues. If it raises
+            an error, on all ranks, the run is saved and the fit ends. If only one rank raises, the
             error must have a true attribute `now`.
 
     Attributes:
@@ -78,12 +78,12 @@ class CheckpointCallback(Callback):
         file: CheckpointFile,
         every: float,
         attempt: Attempt,
-        at_check: Callable[[], None] = lambda: None,
+        raise_if_stopped: Callable[[], None] = lambda: None,
     ):
         self.file = file
         self.every = every
         self.attempt = attempt
-        self.at_check = at_check
+        self.raise_if_stopped = raise_if_stopped
         self.seconds = 0.0
         self._began = time.monotonic()
         self._last_saved = self._began
@@ -91,7 +91,7 @@ class CheckpointCallback(Callback):
         # The state to resume from, between loading and the first step.
         self._position: Position | None = None
         self._trainable: dict[str, Any] = {}
-        self._is_after_check = False
+        self._is_after_validation = False
         self._is_saving = False
         self._is_paused = False
 
@@ -105,9 +105,9 @@ class CheckpointCallback(Callback):
         Other hooks of this step are still to come, so the run is saved before the next batch.
         """
         if self.can_save:
-            self._is_after_check = True
+            self._is_after_validation = True
         else:
-            self.at_check()
+            self.raise_if_stopped()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
@@ -141,14 +141,14 @@ class CheckpointCallback(Callback):
 
     def _between_batches(self) -> None:
         """Save the run if it is time, or if it ends here. Called between two batches."""
-        if not self._is_after_check:
+        if not self._is_after_validation:
             return
-        self._is_after_check = False
+        self._is_after_validation = False
         seconds = ranks.on_rank_zero(lambda: time.monotonic() - self._last_saved)
         try:
             if self.attempt.status is Status.PAUSED:
                 raise Paused
-            self.at_check()
+            self.raise_if_stopped()
         except BaseException as error:
             self._is_paused = isinstance(error, Paused)
             is_worth_saving = seconds >= min(MIN_SECONDS_WORTH_SAVING, self.every)

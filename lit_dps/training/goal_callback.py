@@ -23,7 +23,7 @@ from lit_dps.module import weights_finite
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.training.average_callback import refuse_later_average, showing_average
-from lit_dps.training.early_check import EarlyCheck
+from lit_dps.training.early_validation import EarlyValidation
 from lit_dps.training.example_count import SpentOfSteps, examples_of, record_batches
 from lit_dps.training.inheritance import adopt_former_methods
 from lit_dps.training.local_sgd_callback import show_mean
@@ -156,9 +156,9 @@ class GoalErrorCallback(Callback):
         )
         self.goal = config.build()
         self.monitor = config.monitored
-        self.early_reject = config.stops_checks_early
+        self.early_reject = config.stops_validations_early
         self._monitor_key = config.metric_key
-        # Called after a check if the run continues, or if it pauses and is saved.
+        # Called after a validation if the run continues, or if it pauses and is saved.
         self.after_check: Callable[[], None] = lambda: None
         self.saves_pause: Callable[[], bool] = lambda: False
         self.shown_steps: int | None = None
@@ -191,7 +191,7 @@ class GoalErrorCallback(Callback):
         self._unrecorded: dict[str, float] | None = None  # receives the values of `validate_now`
         self._epochs = 0
         self._last_batch = -1
-        self._early: EarlyCheck | None = None
+        self._early: EarlyValidation | None = None
 
     def record_in(self, attempt: Attempt) -> None:
         """Record the next fit in this attempt at a trial.
@@ -252,8 +252,8 @@ class GoalErrorCallback(Callback):
         record_batches(trainer)
         self._reset()
         adopt_former_methods(pl_module)
-        if self.early_reject and EarlyCheck.supports(trainer, pl_module, self.monitor):
-            self.attempt.enable_early_checks()
+        if self.early_reject and EarlyValidation.supports(trainer, pl_module, self.monitor):
+            self.attempt.enable_early_validations()
             trainer.limit_val_batches = 0  # turns off Lightning's validation
         length = self._set_length(trainer)
         length.fix_at_optimizers(pl_module, lambda: self._epochs)
@@ -275,8 +275,8 @@ class GoalErrorCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._length is not None:
             self.steps_of_epoch = self._length.steps_of_epoch()
-        if "exact" in self.curve:  # `EarlyCheck` validates, also in a run from a checkpoint
-            self._begin_early_checks(trainer, pl_module)
+        if "exact" in self.curve:  # `EarlyValidation` validates, also in a run from a checkpoint
+            self._begin_early_validations(trainer, pl_module)
         elif not trainer.enable_validation or not sum(trainer.num_val_batches):
             raise ConfigError(
                 "data",
@@ -288,8 +288,8 @@ class GoalErrorCallback(Callback):
         prepare_schedules(trainer, pl_module)
         self._count.begin(trainer)
 
-    def _begin_early_checks(self, trainer: Trainer, module: LightningModule) -> None:
-        self._early = EarlyCheck(trainer, module)
+    def _begin_early_validations(self, trainer: Trainer, module: LightningModule) -> None:
+        self._early = EarlyValidation(trainer, module)
         if follows_metric(trainer):
             raise ConfigError(
                 "goal.early_reject",
@@ -348,8 +348,8 @@ class GoalErrorCallback(Callback):
         show_mean(trainer)
         if self._early is not None and self.status is None:
             with showing_average(trainer):
-                check = self._early(self.attempt.max_mistakes(self._early.size))
-            self._judge(trainer, pl_module, check.error(self._early.size), check.exact)
+                count = self._early(self.attempt.max_mistakes(self._early.size))
+            self._judge(trainer, pl_module, count.error(self._early.size), count.exact)
 
     def _schedule_validation(self, trainer: Trainer, is_due: bool) -> None:
         """Make Lightning validate after this batch, or not."""
@@ -428,8 +428,8 @@ class GoalErrorCallback(Callback):
         """
         if self._early is not None:
             with showing_average(trainer):
-                check = self._early(self._early.size)
-            return {self.monitor: check.error(self._early.size)}
+                count = self._early(self._early.size)
+            return {self.monitor: count.error(self._early.size)}
         self._unrecorded = {}
         metrics = self._unrecorded
         try:
@@ -455,7 +455,7 @@ class GoalErrorCallback(Callback):
             exact: Whether the value is exact; otherwise it is a lower bound.
             metrics: Values of the run's further metrics, by name.
         """
-        self.stopwatch.add_check(self.goal.check_interval)
+        self.stopwatch.add_validation(self.goal.check_interval)
         loss = self._count.mean_loss(trainer)
         is_broken = not weights_finite(module)
         sums = torch.tensor([loss or 0.0, float(is_broken)], dtype=torch.float64)

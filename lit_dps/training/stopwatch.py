@@ -51,7 +51,7 @@ class Stopwatch:
         yield
         self.switch_to(phase, device)
 
-    def add_check(self, steps: int) -> None:
+    def add_validation(self, steps: int) -> None:
         """End a validation, which follows this number of steps."""
         self.switch_to(None)
         self._steps += steps

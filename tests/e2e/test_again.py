@@ -152,7 +152,7 @@ def test_how_a_run_ended_is_said_in_a_line():
     run.record(12, 0.2, True, 1.0, True)
     assert run.outcome == "incomplete: the budget of 12 steps is spent, val_error 0.2000 at step 12"
     run.restart()
-    run.enable_early_checks()
+    run.enable_early_validations()
     run.record(4, float("nan"), False, float("nan"), False)
     assert run.outcome == "infeasible: diverged after 4 steps, val_error nan at step 4"
     run = Attempt(None, Goal(0.1, check_interval=4, max_steps=12), train_past_goal=True)

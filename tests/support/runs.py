@@ -70,7 +70,7 @@ def train(
     workload: Workload,
     goal: dict,
     *,
-    at_check: Callable[[], None] = lambda: None,
+    raise_if_stopped: Callable[[], None] = lambda: None,
     **options,
 ) -> list[TrialResult]:
     """The results of trials; options of `runs` and `engine`."""
@@ -78,7 +78,9 @@ def train(
     options |= (
         {"metrics": tuple(asked["metrics"])} if "metrics" in asked else {}
     )  # the engine's too
-    return list(engine(workload, goal, **options).train(runs(trials, goal, **asked), at_check))
+    return list(
+        engine(workload, goal, **options).train(runs(trials, goal, **asked), raise_if_stopped)
+    )
 
 
 def train_one(trial: Trial, workload: Workload, goal: dict, **options) -> TrialResult:

@@ -96,11 +96,14 @@ class Study:
         found, steps = workload(self.model, self.data, **self.trainer)
         checks = iter(range(1, 1000))
 
-        def at_check():
+        def raise_if_stopped():
             if next(checks) == interrupt:
                 raise Interrupted
 
-        asked = {"at_check": at_check, "checkpoints": self.checkpoints() if saved else None}
+        asked = {
+            "raise_if_stopped": raise_if_stopped,
+            "checkpoints": self.checkpoints() if saved else None,
+        }
         try:
             result = train_one(trial, found, self.goal, **{**self.options, **asked, **more})
             result = dataclasses.replace(result, seconds=0.0)

@@ -246,11 +246,11 @@ def _run(
     training: TrialSettings,
     trial: Trial,
     file: CheckpointFile | None = None,
-    at_check: Callable[[], None] = lambda: None,
+    raise_if_stopped: Callable[[], None] = lambda: None,
     checkpoint: Path | None = None,
 ) -> _ShortRun:
     """Train a short trial, from a checkpoint if there is one, and return its results."""
-    short = build_short(training, trial, file, at_check)
+    short = build_short(training, trial, file, raise_if_stopped)
     epochs = short.epochs
     epochs.validates_untrained = False
     if not epochs.is_manual:

@@ -79,14 +79,14 @@ def build_short(
     training: TrialSettings,
     trial: Trial,
     file: CheckpointFile | None = None,
-    at_check: Callable[[], None] = lambda: None,
+    raise_if_stopped: Callable[[], None] = lambda: None,
 ) -> ShortTrial:
     """Return a short trial that is ready to be trained.
 
     Args:
         training: The settings of the study.
         trial: The trial.
-        file, at_check: As in `TrialFit.of`.
+        file, raise_if_stopped: As in `TrialFit.of`.
     """
     goal = ShortGoal.of(training.goal)
     attempt = Attempt(
@@ -96,7 +96,7 @@ def build_short(
         train_past_goal=True,
         metrics=training.metrics,
     )
-    fit = TrialFit.of(training, attempt, goal, file, at_check)
+    fit = TrialFit.of(training, attempt, goal, file, raise_if_stopped)
     fit.examples.waits = True
     fit.pruning.is_short = True
     fit.readings.is_short = True

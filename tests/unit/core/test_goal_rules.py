@@ -89,7 +89,7 @@ def test_the_first_check_that_meets_a_rule(rule, values, index):
 def test_weights_that_are_not_finite_have_no_metric(train_past_goal, values, status, steps):
     goal = Goal(0.2, check_interval=4, max_steps=400)
     attempt = Attempt(None, goal, train_past_goal=train_past_goal)
-    attempt.enable_early_checks()
+    attempt.enable_early_validations()
     attempt.record(4, values[0], True, 1.0, weights_finite=True)
     attempt.record(8, values[1], False, 1.0, weights_finite=False)
     assert (attempt.status, attempt.steps_to_result) == (status, steps)
@@ -119,7 +119,7 @@ def test_a_run_past_its_goal_keeps_the_check_that_met_it():
 
 @pytest.mark.parametrize(("rule", "early"), [({}, True), (STAYS, True), (MEAN, False)])
 def test_only_a_rule_that_counts_checks_lets_them_stop_early(rule, early):
-    assert GoalConfig(error=0.2, early_reject=True, **rule).stops_checks_early is early
+    assert GoalConfig(error=0.2, early_reject=True, **rule).stops_validations_early is early
 
 
 def test_checks_may_stop_early_until_an_easier_goal_has_stayed_met():

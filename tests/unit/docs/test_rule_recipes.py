@@ -107,7 +107,12 @@ def test_a_run_that_is_killed_and_resumed_equals_an_unbroken_one(rule, size, tmp
 
     with pytest.raises(Killed):
         train(
-            asked(rule)[:2], of_rule(rule), goal, size=size, checkpoints=checkpoints, at_check=kill
+            asked(rule)[:2],
+            of_rule(rule),
+            goal,
+            size=size,
+            checkpoints=checkpoints,
+            raise_if_stopped=kill,
         )
     assert list(tmp_path.rglob("*.ckpt")) or list(tmp_path.rglob("*.pt"))
     reports = []

@@ -282,7 +282,7 @@ def test_a_run_killed_between_sizes_resumes_as_an_unbroken_one(tmp_path, how, ch
     checkpoints = Checkpoints(tmp_path, "study", minutes=0)
     seen = 0
 
-    def at_check():
+    def raise_if_stopped():
         nonlocal seen
         seen += 1
         if seen == checks:
@@ -290,7 +290,7 @@ def test_a_run_killed_between_sizes_resumes_as_an_unbroken_one(tmp_path, how, ch
 
     engine = engine_of(WORKLOAD, GOAL, checkpoints=checkpoints, batch=vars(DOUBLING), **how)
     with pytest.raises(Interrupted):
-        list(engine.train(runs([TRIAL], GOAL), at_check))
+        list(engine.train(runs([TRIAL], GOAL), raise_if_stopped))
     assert [*tmp_path.rglob("*.ckpt")]
     (resumed,) = engine.train(runs([TRIAL], GOAL))
     assert plain(resumed) == plain(unbroken)

@@ -88,7 +88,7 @@ def test_a_run_that_resumes_within_a_window_ends_as_an_unbroken_one(tmp_path, cl
     for interrupted_after in (stop, 10**6):
         checks = 0
 
-        def at_check() -> None:
+        def raise_if_stopped() -> None:
             nonlocal checks
             checks += 1
             if checks == interrupted_after:  # noqa: B023
@@ -96,7 +96,7 @@ def test_a_run_that_resumes_within_a_window_ends_as_an_unbroken_one(tmp_path, cl
 
         engine = engine_of(WORKLOAD, goal, checkpoints=checkpoints, **how)
         try:
-            resumed += engine.train(runs(TRIALS, goal), at_check)
+            resumed += engine.train(runs(TRIALS, goal), raise_if_stopped)
         except Interrupted:
             assert [*tmp_path.rglob("*.ckpt")]
 

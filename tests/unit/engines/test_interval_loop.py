@@ -169,7 +169,7 @@ def test_checks_and_the_limit_come_at_the_same_steps(early_reject):
 
 @pytest.mark.parametrize(("lean", "size"), [(True, 1), (True, 2), (False, 1)])
 @pytest.mark.parametrize("saves", [False, True])
-def test_at_check_is_called_only_after_a_check_at_which_a_run_continues(
+def test_raise_if_stopped_is_called_only_after_a_validation_at_which_a_run_continues(
     tmp_path, lean, size, saves
 ):
     calls = []

@@ -10,7 +10,7 @@ import torch
 
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.module import ImageClassifier
-from lit_dps.training import early_check
+from lit_dps.training import early_validation
 from lit_dps.training.checkpoint_files import Checkpoints
 from tests.support.conformance import by_trial
 from tests.support.runs import engine, runs, train
@@ -38,7 +38,7 @@ PAIRS = [
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr(early_check, "CHUNK", CHUNK)
+    monkeypatch.setattr(early_validation, "CHUNK", CHUNK)
 
 
 def facts(results: list[TrialResult]) -> dict[tuple, dict]:

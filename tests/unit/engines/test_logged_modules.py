@@ -164,16 +164,18 @@ def test_an_interrupted_stack_of_strangers_resumes_from_its_checkpoints(model, a
     checkpoints = Checkpoints(tmp_path, "study", minutes=0)
     checks = []
 
-    def at_check() -> None:
+    def raise_if_stopped() -> None:
         checks.append(1)
         if len(checks) == 3:
             raise Interrupted("test")
 
     interrupted = engine(used, goal, size=4, checkpoints=checkpoints)
     with pytest.raises(Interrupted):
-        list(interrupted.train(runs(asked, goal), at_check))
+        list(interrupted.train(runs(asked, goal), raise_if_stopped))
     assert len([*tmp_path.rglob("*.ckpt")]) == 3
-    resumed = train(asked, used, goal, size=4, checkpoints=checkpoints, at_check=at_check)
+    resumed = train(
+        asked, used, goal, size=4, checkpoints=checkpoints, raise_if_stopped=raise_if_stopped
+    )
     unbroken = train(asked, used, goal, size=4)
     assert len(checks) == 3 + 2, "three checks were before the interruption"
     for ours, expected in zip(resumed, unbroken, strict=True):

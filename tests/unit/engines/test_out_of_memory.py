@@ -19,7 +19,7 @@ from lit_dps.engines.row_tensors import RowConverter
 from lit_dps.engines.stack import StackedNetworks
 from lit_dps.optim.stacked_update import StackedUpdate
 from lit_dps.training.checkpoint_files import Checkpoints
-from lit_dps.training.early_check import HardestFirst
+from lit_dps.training.early_validation import HardestFirst
 from tests.support.conformance import by_trial
 from tests.support.runs import engine, runs, train
 from tests.unit.engines.test_eligible import network

@@ -85,14 +85,14 @@ def test_an_interrupted_stack_with_groups_resumes(tmp_path):
     checkpoints = Checkpoints(tmp_path, "study", minutes=0)
     checks = []
 
-    def at_check() -> None:
+    def raise_if_stopped() -> None:
         checks.append(1)
         if len(checks) == 2:
             raise Interrupted("test")
 
     with pytest.raises(Interrupted):
         interrupted = engine(used, goal, size=4, checkpoints=checkpoints)
-        list(interrupted.train(runs(asked, goal), at_check))
+        list(interrupted.train(runs(asked, goal), raise_if_stopped))
     resumed = train(asked, used, goal, size=4, checkpoints=checkpoints)
     unbroken = train(asked, used, goal, size=4)
     for ours, expected in zip(resumed, unbroken, strict=True):

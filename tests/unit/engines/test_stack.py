@@ -17,7 +17,7 @@ from lit_dps.models import MLP, ResNet8
 from lit_dps.module import ImageClassifier
 from lit_dps.optim import RULES, rule_of
 from lit_dps.pruning import Mask
-from lit_dps.training.early_check import Check, HardestFirst
+from lit_dps.training.early_validation import HardestFirst, MistakeCount
 from tests.support.errors import raises_about
 from tests.support.tensor_rules import LARS, SHAMPOO
 
@@ -299,7 +299,7 @@ def test_a_check_decides_as_a_full_one(allowed):
 
 
 def test_a_result_is_bounded_by_a_smaller_limit():
-    assert Check.of(5, 7, 1000) == (5, True) and Check.of(8, 7, 1000) == (8, False)
-    assert Check.of(900, 7, 1000) == (8, False)
-    assert Check.of(900, 999, 1000) == (900, True)
-    assert Check.of(200, 7, 256) == (200, True), "one chunk is the entire split"
+    assert MistakeCount.of(5, 7, 1000) == (5, True) and MistakeCount.of(8, 7, 1000) == (8, False)
+    assert MistakeCount.of(900, 7, 1000) == (8, False)
+    assert MistakeCount.of(900, 999, 1000) == (900, True)
+    assert MistakeCount.of(200, 7, 256) == (200, True), "one chunk is the entire split"

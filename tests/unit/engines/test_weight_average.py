@@ -228,7 +228,7 @@ def test_a_run_that_is_killed_and_resumed_equals_an_unbroken_one(name, tmp_path)
 
     with pytest.raises(Killed):
         files = Checkpoints(tmp_path, "study", minutes=0)
-        train(asked, workload(), GOAL, **options, checkpoints=files, at_check=kill)
+        train(asked, workload(), GOAL, **options, checkpoints=files, raise_if_stopped=kill)
     reports = []
     files = Checkpoints(tmp_path, "study", 60, reports.append)
     resumed = train(asked, workload(), GOAL, **options, checkpoints=files)

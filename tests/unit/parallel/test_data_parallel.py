@@ -20,7 +20,7 @@ from lit_dps.module import ImageClassifier
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import ShardLoader, trainer_arguments
 from lit_dps.training import GoalErrorCallback, PruningCallback
-from lit_dps.training.early_check import EarlyCheck
+from lit_dps.training.early_validation import EarlyValidation
 from lit_dps.training.workload import Workload
 from tests.support.errors import refuses
 from tests.support.measured import lipschitz, terms_of
@@ -178,8 +178,8 @@ def checked() -> list[tuple[int, bool]]:
     trainer = fit(
         module, datamodule=Digits(), max_steps=2, limit_val_batches=0, **trainer_arguments(QUIET)
     )
-    assert EarlyCheck.supports(trainer, module)
-    check = EarlyCheck(trainer, module)
+    assert EarlyValidation.supports(trainer, module)
+    check = EarlyValidation(trainer, module)
     found = []
     for allowed in (179, 3, 100, 0, 178):
         with torch.no_grad():

@@ -35,11 +35,11 @@ def send(signum: signal.Signals) -> None:
 def test_a_first_signal_waits_to_be_asked_for(signum, capfd):
     stop = StopRequest()
     with interruptible(stop, "{}: leaving\n"):
-        stop.check()
+        stop.raise_if_requested()
         send(signum)
         assert stop and not stop.now
         with raises_about(Interrupted, signum.name):
-            stop.check()
+            stop.raise_if_requested()
     assert capfd.readouterr().err == f"{signum.name}: leaving\n"
 
 
@@ -70,16 +70,16 @@ def test_a_signal_within_a_destructor_is_not_lost():
     with interruptible(stop):
         Thing()
         with pytest.raises(Interrupted):
-            stop.check()
+            stop.raise_if_requested()
 
 
 def test_another_process_may_ask():
     asked = []
     stop = StopRequest(lambda: bool(asked))
-    stop.check()
+    stop.raise_if_requested()
     asked.append(True)
     with raises_about(Interrupted, "process"):
-        stop.check()
+        stop.raise_if_requested()
 
 
 def test_handlers_are_put_back():
@@ -107,7 +107,14 @@ def test_a_run_goes_on_after_a_signal_and_leaves_where_it_is_asked():
                 train_one(trial, WORKLOAD, goal, limit=limit, lean=lean).status is Status.INCOMPLETE
             )
             with pytest.raises(Interrupted):
-                train_one(trial, WORKLOAD, goal, limit=limit, lean=lean, at_check=stop.check)
+                train_one(
+                    trial,
+                    WORKLOAD,
+                    goal,
+                    limit=limit,
+                    lean=lean,
+                    raise_if_stopped=stop.raise_if_requested,
+                )
 
 
 THIRD = """
@@ -160,7 +167,7 @@ def test_a_second_signal_while_the_first_is_counted_is_one_line(tmp_path, monkey
         send(signal.SIGINT)
         if when == "counting":
             monkeypatch.setattr(run, "read_study", read_while_signalled)
-            stop.check()
+            stop.raise_if_requested()
         yield from ()
 
     def read_while_signalled(url, name):

@@ -33,7 +33,7 @@ WINNERS = dataclasses.replace(SEARCH, name="w", best_of="s")
 class Engine:
     """Trains nothing: the second point is the best."""
 
-    def train(self, next_run, at_check):
+    def train(self, next_run, raise_if_stopped):
         while (run := next_run()) is not None:
             steps = 16 * (1 + (run.trial.point != 1))
             yield TrialResult(

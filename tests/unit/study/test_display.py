@@ -142,7 +142,7 @@ def test_k_star_at_the_first_check_is_a_bound():
 def test_a_reporter_tells_the_best_so_far_now_and_then():
     seen: list[ProgressEvent] = []
     run = Attempt(Trial(Cell(8), 3), GOAL)
-    run.enable_early_checks()
+    run.enable_early_validations()
     ProgressReporter(seen.append, seconds=0.0).watch(run)
     for step, (found, exact) in enumerate(
         [(0.5, True), (0.3, False), (0.4, True), (float("nan"), True)], 1

@@ -53,7 +53,7 @@ def assert_goes_on(study: Study, trial: Trial, checks: tuple[int, ...] = (2, 5))
 )
 def test_our_module_and_data(tmp_path, monkeypatch, rule, lean, early_reject):
     monkeypatch.setattr(
-        "lit_dps.training.early_check.CHUNK", 20
+        "lit_dps.training.early_validation.CHUNK", 20
     )  # of 179: checks stop early, hardest examples first
     model = {**MODEL, "init_args": {**MODEL["init_args"], **rule}}
     study = Study(

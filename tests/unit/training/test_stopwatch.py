@@ -210,7 +210,7 @@ def test_it_stands_still_where_it_is_stopped():
     CLOCK.seconds += 2
     watch.switch_to("checking")
     CLOCK.seconds += 5
-    watch.add_check(4)
+    watch.add_validation(4)
     CLOCK.seconds += 50
     watch.switch_to("training")
     CLOCK.seconds += 3  # steps that no check has seen

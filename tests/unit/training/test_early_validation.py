@@ -12,7 +12,7 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Status
 from lit_dps.module import ImageClassifier, LanguageModel
 from lit_dps.training import GoalErrorCallback
-from lit_dps.training.early_check import CHUNK, EarlyCheck, min_evaluated_share
+from lit_dps.training.early_validation import CHUNK, EarlyValidation, min_evaluated_share
 from tests.support.tiny import QUIET, assert_equal, fit, loader, weights
 
 N = 1000
@@ -97,7 +97,7 @@ def test_further_goals_are_met_at_the_same_steps():
 def test_a_refusal_looks_at_the_hardest_examples_first():
     _, module, data = run(False, 0.001, steps=40)
     trainer = fit(module, callbacks=[], datamodule=data, max_steps=1, limit_val_batches=0)
-    check = EarlyCheck(trainer, module)
+    check = EarlyValidation(trainer, module)
     module.eval()
     mistakes = int((module.per_example_error((data.x, data.y)) >= 1).sum())
     assert check(N) == (mistakes, True)
@@ -264,7 +264,7 @@ class Averaging(Callback):
 def supports(module=ImageClassifier, data=Points, monitor="val_error", callbacks=()) -> bool:
     trainer = Trainer(**QUIET, callbacks=list(callbacks))
     trainer.datamodule = data()
-    return EarlyCheck.supports(trainer, module(nn.Linear(4, 2)), monitor)
+    return EarlyValidation.supports(trainer, module(nn.Linear(4, 2)), monitor)
 
 
 def test_it_stands_in_only_where_lightnings_validation_would_say_the_same():

@@ -1,4 +1,4 @@
-"""EarlyCheck: validations that stop as soon as they certainly miss the goal."""
+"""EarlyValidation: validations that stop as soon as they certainly miss the goal."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _VALIDATION_HOOKS = (
 )
 
 
-class Check(NamedTuple):
+class MistakeCount(NamedTuple):
     """The result of a validation that may have stopped early.
 
     Attributes:
@@ -51,7 +51,7 @@ class Check(NamedTuple):
     exact: bool
 
     @staticmethod
-    def of(mistakes: int, allowed: int, size: int) -> Check:
+    def of(mistakes: int, allowed: int, size: int) -> MistakeCount:
         """Return the result for an allowed number of mistakes.
 
         A network with more mistakes has the bound `allowed + 1`, however many a validation counted.
@@ -64,8 +64,8 @@ class Check(NamedTuple):
                 entirely, and `mistakes` is exact.
         """
         if mistakes <= allowed or size <= max(CHUNK, allowed + 1):
-            return Check(mistakes, exact=True)
-        return Check(allowed + 1, exact=False)
+            return MistakeCount(mistakes, exact=True)
+        return MistakeCount(allowed + 1, exact=False)
 
     def error(self, size: int) -> float:
         """Return the error on a split of this size, rounded to float32 as in a full validation."""
@@ -82,7 +82,8 @@ class HardestFirst:
 
     Examples that a network got wrong, or nearly wrong, in earlier validations come first. So a
     network that misses the goal needs little more than one example for each allowed mistake, and
-    one more. The result equals the result of a full validation, whatever the order (`Check.of`).
+    one more. The result equals the result of a full validation, whatever the order
+    (`MistakeCount.of`).
 
     Attributes:
         size: Examples of the validation split.
@@ -96,7 +97,7 @@ class HardestFirst:
 
     def __call__(
         self, per_example_error: PerExampleError, rows: Sequence[int], allowed: Sequence[int]
-    ) -> list[Check]:
+    ) -> list[MistakeCount]:
         """Evaluate networks until each has more mistakes than allowed, or on all examples.
 
         The parts of the examples double in size, and the host waits for the device once a part.
@@ -127,10 +128,10 @@ class HardestFirst:
             undecided = [i for i in undecided if mistakes[i] <= allowed[i]]
             start += part
             part *= 2
-        checks = []
+        counts = []
         for count, limit in zip(mistakes, allowed, strict=True):
-            checks.append(Check.of(count, limit, self.size))
-        return checks
+            counts.append(MistakeCount.of(count, limit, self.size))
+        return counts
 
     def begin(self, row: int) -> None:
         """Begin with another network in this row."""
@@ -141,7 +142,7 @@ class HardestFirst:
         self.priority = self.priority[rows]
 
 
-class EarlyCheck:
+class EarlyValidation:
     """Validates the module of a trainer by `HardestFirst`, in place of Lightning's validation.
 
     The module needs `per_example_error(batch)`, and the data module `validation_size` and
@@ -183,15 +184,15 @@ class EarlyCheck:
             module, "per_example_error", "validation_step", *_VALIDATION_HOOKS
         ) and decides(data, "validation_batch", "val_dataloader")
 
-    def __call__(self, allowed: int) -> Check:
+    def __call__(self, allowed: int) -> MistakeCount:
         """Validate until the network has more mistakes than allowed, or on all examples."""
         if isinstance(self.trainer.strategy, SharedBatchDDP):
             self.trainer.strategy.share_buffers()
         with evaluating(self.module), self.trainer.precision_plugin.val_step_context():
-            (check,) = self._hardest_first(
+            (count,) = self._hardest_first(
                 lambda networks, index: self._per_example_error(index[0])[None], [0], [allowed]
             )
-        return check
+        return count
 
     def _per_example_error(self, index: Tensor) -> Tensor:
         """Return how wrong the module is about examples, over all ranks: float32, on the CPU."""
