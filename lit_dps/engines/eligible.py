@@ -82,49 +82,49 @@ DATA_METHODS = (
 )
 
 
-def is_no_classifier(training: TrialSettings, trial: Trial) -> bool:
+def is_no_classifier(settings: TrialSettings, trial: Trial) -> bool:
     """Return True if the module of a trial is no ImageClassifier; False if it cannot be built."""
     try:
-        module = training.workload.module(trial)
+        module = settings.workload.module(trial)
     except Exception:  # code of the user may raise anything; `ineligibility_reason` names it
         return False
     return not isinstance(module, ImageClassifier)
 
 
 def ineligibility_reason(
-    training: TrialSettings, trial: Trial, stacked: bool = False
+    settings: TrialSettings, trial: Trial, stacked: bool = False
 ) -> str | None:
     """Return why the interval loop cannot train a trial, or cannot stack it; None if it can.
 
     Args:
-        training: The settings of the study.
+        settings: The settings of the study.
         trial: The trial.
         stacked: Whether to ask about training in a stack.
     """
-    uses_local_sgd = training.local_sgd(trial).on
+    uses_local_sgd = settings.local_sgd(trial).on
     if stacked and uses_local_sgd:
         return "local SGD trains its workers one after another in one network"
-    if uses_local_sgd and training.average_half_life(trial):
+    if uses_local_sgd and settings.average_half_life(trial):
         return f"{AVERAGE_KEY} averages the weights of one network, and local SGD trains several"
-    if uses_local_sgd and Clipping.of(training.workload.trainer_of(trial)):
+    if uses_local_sgd and Clipping.of(settings.workload.trainer_of(trial)):
         return (
             "only Lightning's loop clips the gradients of each worker of local SGD "
             "(trainer.gradient_clip_val)"
         )
-    reason = _reason_against_readings(training, stacked, uses_local_sgd)
+    reason = _reason_against_readings(settings, stacked, uses_local_sgd)
     if reason is not None:
         return reason
-    delay = training.delay(trial)
+    delay = settings.delay(trial)
     try:
-        built, _ = build_trial(training, trial)
+        built, _ = build_trial(settings, trial)
         if uses_local_sgd and isinstance(built.module, ImageClassifier):
             hooks = overridden(built.module, CALLED_HOOKS)
             if hooks:
                 name = type(built.module).__name__
                 return f"{name} overrides {', '.join(hooks)}, which the workers of local SGD share"
         if stacked and not isinstance(built.module, ImageClassifier):
-            return _reason_against_logged(built, training, trial)
-        return _reason_against_built(built, training, stacked, delay)
+            return _reason_against_logged(built, settings, trial)
+        return _reason_against_built(built, settings, stacked, delay)
     except Exception as error:
         # A trial that cannot be built fails with this error in Lightning's loop. A module that
         # raises it only here trains there.
@@ -132,10 +132,10 @@ def ineligibility_reason(
 
 
 def _reason_against_readings(
-    training: TrialSettings, stacked: bool, uses_local_sgd: bool
+    settings: TrialSettings, stacked: bool, uses_local_sgd: bool
 ) -> str | None:
     """Return why readings need Lightning's loop, or a network alone; None if they do not."""
-    for spec in training.readings:
+    for spec in settings.readings:
         reading = spec.build()
         if uses_local_sgd and reading.follows_steps:
             return f"the reading {reading.name} follows one network, and local SGD trains several"
@@ -145,7 +145,7 @@ def _reason_against_readings(
 
 
 def _reason_against_built(
-    built: Built, training: TrialSettings, stacked: bool, delay: int
+    built: Built, settings: TrialSettings, stacked: bool, delay: int
 ) -> str | None:
     """Return why a trial with its data set up cannot be trained, or stacked; None if it can.
 
@@ -154,15 +154,15 @@ def _reason_against_built(
     trainer = lightning_private.make_trainer(built.trainer)
     trainer.datamodule = built.data  # pyright: ignore[reportAttributeAccessIssue]
     with preserve_rng_state(built.module, built.data):
-        reason = _reason_against_loop(built, trainer, training)
-        if reason is None and stacked and training.goal.build().counts_seconds:
+        reason = _reason_against_loop(built, trainer, settings)
+        if reason is None and stacked and settings.goal.build().counts_seconds:
             reason = SHARED_CLOCK
         elif reason is None and stacked:
-            reason = _reason_against_stack(built, training.goal.max_steps, delay)
+            reason = _reason_against_stack(built, settings.goal.max_steps, delay)
         return reason
 
 
-def _reason_against_logged(built: Built, training: TrialSettings, trial: Trial) -> str | None:
+def _reason_against_logged(built: Built, settings: TrialSettings, trial: Trial) -> str | None:
     """Return why a trial of a module that is no ImageClassifier cannot be stacked.
 
     It cannot be trained afterwards. Lightning's loop trains it if it cannot be stacked.
@@ -171,10 +171,10 @@ def _reason_against_logged(built: Built, training: TrialSettings, trial: Trial) 
     name = type(module).__name__
     trainer = Trainer(**built.trainer)
     trainer.datamodule = built.data  # pyright: ignore[reportAttributeAccessIssue]
-    reason = _reason_against_trainer(trainer) or reason_against_calls(module, trainer, training)
+    reason = _reason_against_trainer(trainer) or reason_against_calls(module, trainer, settings)
     if reason is not None:
         return reason
-    if training.goal.build().counts_seconds:
+    if settings.goal.build().counts_seconds:
         return SHARED_CLOCK
     if why_unprunable(module) or any(map(is_parametrized, module.modules())):
         return f"{name} computes its weights from other parameters"
@@ -182,16 +182,16 @@ def _reason_against_logged(built: Built, training: TrialSettings, trial: Trial) 
     with preserve_rng_state(module, built.data, seed=seed):
         module.to(trainer.strategy.root_device)
         detach_trainer(module)
-        steps = training.shown_steps or training.goal.max_steps
-        data = loader_data(built, module.device, training, trial)
+        steps = settings.shown_steps or settings.goal.max_steps
+        data = loader_data(built, module.device, settings, trial)
         show_length(module, steps, data.steps_of_epoch)
         reason = _reason_against_optimizer(module, module.configure_optimizers(), True)
         reason = reason or _reason_against_stacked_update(module)
         if reason is not None:
             return reason
         reason = reason_against_table(module, steps, data.steps_of_epoch)
-        reason = reason or reason_against_values(module, data, training)
-        return reason or _reason_against_rule(module, training.delay(trial))
+        reason = reason or reason_against_values(module, data, settings)
+        return reason or _reason_against_rule(module, settings.delay(trial))
 
 
 def reason_of(error: Exception) -> str:
@@ -201,7 +201,7 @@ def reason_of(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:ERROR_LENGTH]}"
 
 
-def _reason_against_loop(built: Built, trainer: Trainer, training: TrialSettings) -> str | None:
+def _reason_against_loop(built: Built, trainer: Trainer, settings: TrialSettings) -> str | None:
     """Return why a trial needs Lightning's loop; None if the interval loop can train it."""
     module = built.module
     name = type(module).__name__
@@ -215,7 +215,7 @@ def _reason_against_loop(built: Built, trainer: Trainer, training: TrialSettings
         return reason
     if not standard_data(built.data) or not inherits(built.data, ImageData, DATA_METHODS):
         return f"{type(built.data).__name__} does not keep its images in memory as ImageData does"
-    reason = _reason_against_validation(module, trainer, training)
+    reason = _reason_against_validation(module, trainer, settings)
     if reason is not None:
         return reason
     if why_unprunable(module) or any(map(is_parametrized, module.modules())):
@@ -255,14 +255,14 @@ def _reason_against_steps(module: ImageClassifier) -> str | None:
 
 
 def _reason_against_validation(
-    module: ImageClassifier, trainer: Trainer, training: TrialSettings
+    module: ImageClassifier, trainer: Trainer, settings: TrialSettings
 ) -> str | None:
     """Return why the validation of a module needs Lightning's loop; None if it does not."""
     name = type(module).__name__
-    metrics = sorted({*training.metrics} - {"val_loss"})
+    metrics = sorted({*settings.metrics} - {"val_loss"})
     if metrics:
         return f"only Lightning's loop measures {', '.join(metrics)} of study.metrics"
-    goal = GoalErrorCallback.of(training.goal)
+    goal = GoalErrorCallback.of(settings.goal)
     adopt_former_methods(module)
     methods = overridden(module, VALIDATION_METHODS)
     if methods and not goal.early_reject:

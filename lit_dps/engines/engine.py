@@ -62,7 +62,8 @@ class Engine(Protocol):
             next_attempt: Returns the next attempt, or None if no attempt remains at present. An
                 engine calls it when it has room for another attempt.
             raise_if_stopped: Called after a validation if the run continues. It may raise to stop
-                training, then on all ranks. The runs are saved, and resume when they are attempted again.
+                training, then on all ranks. The runs are saved. They resume when they are attempted
+                again.
         """
         ...
 

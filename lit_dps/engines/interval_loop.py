@@ -59,7 +59,7 @@ class IntervalLoop:
     schedules, batches and the goal are equal to those in `TrainerEngine`.
 
     Attributes:
-        training: The settings that the trials share.
+        settings: The settings that the trials share.
         stack_size: The largest number of networks in a stack; 1 trains one run after another.
         intervals_ahead: Check intervals that a stack trains before their checks; None to choose
             them by the device (`RunGroup.choose_intervals`). Results do not depend on it.
@@ -67,7 +67,7 @@ class IntervalLoop:
             by graphs, several times as fast at small batch sizes.
     """
 
-    training: TrialSettings
+    settings: TrialSettings
     stack_size: int = 1
     intervals_ahead: int | None = None
     stacks_alone: bool = False
@@ -101,16 +101,16 @@ class IntervalLoop:
 
     def choose(self, trial: Trial) -> LoopChoice:
         """Return the loop that trains a trial, and why it is not a faster one."""
-        needs_stack = is_no_classifier(self.training, trial)
+        needs_stack = is_no_classifier(self.settings, trial)
         reason_against_stack = ""
         if self.stack_size > 1:
-            reason = ineligibility_reason(self.training, trial, stacked=True)
+            reason = ineligibility_reason(self.settings, trial, stacked=True)
             if reason is None:
                 return LoopChoice(STACKED, needs_stack=needs_stack)
             if needs_stack:
                 return LoopChoice(LIGHTNING, reason)
             reason_against_stack = reason
-        reason = ineligibility_reason(self.training, trial)
+        reason = ineligibility_reason(self.settings, trial)
         if reason is not None:
             return LoopChoice(LIGHTNING, reason)
         return LoopChoice(SINGLE, reason_against_stack)
@@ -119,9 +119,9 @@ class IntervalLoop:
         self, attempt: Attempt, raise_if_stopped: RaiseIfStopped, reason: str
     ) -> TrialResult:
         """Train an attempt by Lightning's loop and return its result."""
-        lightning = TrainerEngine(self.training, reason=reason)
+        lightning = TrainerEngine(self.settings, reason=reason)
         train_one = partial(lightning.train_one, raise_if_stopped=raise_if_stopped)
-        return self.training.run_attempt(attempt, train_one)
+        return self.settings.run_attempt(attempt, train_one)
 
     def _train_single(
         self, attempt: Attempt, raise_if_stopped: RaiseIfStopped, reason: str
@@ -135,7 +135,7 @@ class IntervalLoop:
         """
         run_single = partial(self._run_single, raise_if_stopped=raise_if_stopped, reason=reason)
         try:
-            return self.training.run_attempt(attempt, run_single)
+            return self.settings.run_attempt(attempt, run_single)
         except NeedsLightning as error:
             # The module has done something for the first time that Lightning's loop alone supports.
             attempt.restart()
@@ -158,12 +158,12 @@ class IntervalLoop:
         attempt.set_engine(SINGLE, reason)
         # Random layers, such as dropout, draw from the seed of the point.
         with preserve_rng_state(seed=trial.seed_for("order")):
-            built, device = build_trial(self.training, trial)
+            built, device = build_trial(self.settings, trial)
             if not isinstance(built.module, ImageClassifier):
                 name = type(built.module).__name__
                 raise NeedsLightning(reason or f"{name} {NO_CLASSIFIER}")
-            run = NetworkRun.begin(attempt, built, self.training, device)
-            group = RunGroup(SingleNetwork(run), self.training)
+            run = NetworkRun.begin(attempt, built, self.settings, device)
+            group = RunGroup(SingleNetwork(run), self.settings)
             while attempt.status is None:
                 (outcome,) = group.outcomes(group.train_intervals(1), 0)
                 run.record(outcome)
@@ -182,7 +182,7 @@ class IntervalLoop:
         self, first: Attempt, queue: AttemptQueue, raise_if_stopped: RaiseIfStopped
     ) -> Iterator[TrialResult]:
         """Train an attempt in a stack, with the attempts of the queue that have its key."""
-        filler = StackFiller(first, queue, self.training)
+        filler = StackFiller(first, queue, self.settings)
         with preserve_rng_state():
             while filler.has_pending:
                 runs = filler.next_runs(min(self.stack_size, self._limit.size))
@@ -227,7 +227,7 @@ class IntervalLoop:
         self, networks: StackedNetworks, filler: StackFiller, raise_if_stopped: RaiseIfStopped
     ) -> Iterator[TrialResult]:
         """Train stacked networks, and the next runs in the rows that become empty."""
-        group = RunGroup(networks, self.training)
+        group = RunGroup(networks, self.settings)
         while networks.live:
             count = group.choose_intervals(self.intervals_ahead)
             try:

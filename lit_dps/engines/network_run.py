@@ -59,11 +59,11 @@ from lit_dps.training.workload import Built
 GPU_PASS_BATCH_SIZE = 1000
 
 
-def build_trial(training: TrialSettings, trial: Trial) -> tuple[Built, torch.device]:
+def build_trial(settings: TrialSettings, trial: Trial) -> tuple[Built, torch.device]:
     """Return the module and data of a trial, set up, and the device on which it trains."""
-    built = training.workload.build(trial)
+    built = settings.workload.build(trial)
     trainer = lightning_private.make_trainer(built.trainer)
-    lightning_private.set_max_steps(trainer, training.shown_steps or training.goal.max_steps)
+    lightning_private.set_max_steps(trainer, settings.shown_steps or settings.goal.max_steps)
     built.data.trainer = trainer  # the setup of a user's data module may read it
     built.data.prepare_data()
     built.data.setup("fit")
@@ -130,18 +130,18 @@ class NetworkRun(ReadableRun):
 
     @classmethod
     def begin(
-        cls, attempt: Attempt, built: Built, training: TrialSettings, device: torch.device
+        cls, attempt: Attempt, built: Built, settings: TrialSettings, device: torch.device
     ) -> NetworkRun:
         """Return the run of an attempt: resumed from its checkpoint if there is one, else pruned.
 
         Args:
             attempt: The attempt.
             built: Its module and data, set up. The run takes them over.
-            training: The settings of the study.
+            settings: The settings of the study.
             device: Where the network is trained.
         """
-        run = cls.prepare(attempt, built, training, device)
-        run.start(training)
+        run = cls.prepare(attempt, built, settings, device)
+        run.start(settings)
         return run
 
     @classmethod
@@ -149,7 +149,7 @@ class NetworkRun(ReadableRun):
         cls,
         attempt: Attempt,
         built: Built,
-        training: TrialSettings,
+        settings: TrialSettings,
         device: torch.device,
         source: LightningDataModule | None = None,
     ) -> NetworkRun:
@@ -161,9 +161,9 @@ class NetworkRun(ReadableRun):
         trial = attempt.study_trial
         assert isinstance(built.data, ImageData | LoaderData)
         is_classifier = isinstance(built.module, ImageClassifier)
-        if training.goal.stops_validations_early and is_classifier:
+        if settings.goal.stops_validations_early and is_classifier:
             attempt.enable_early_validations()
-        batch = training.batch_callback(trial)
+        batch = settings.batch_callback(trial)
         batch.apply_to(built.data)
         if not batch.schedule.is_constant:
             attempt.count(EXAMPLES.column)
@@ -172,7 +172,7 @@ class NetworkRun(ReadableRun):
         optimizer, schedule = optimizer_of(configured)
         rates = None
         if isinstance(built.data, LoaderData):
-            budget = training.shown_steps or training.goal.max_steps
+            budget = settings.shown_steps or settings.goal.max_steps
             rates = table_of_rates(module, configured, budget, built.data.steps_of_epoch)
         module.on_fit_start()
         run = cls(
@@ -182,62 +182,62 @@ class NetworkRun(ReadableRun):
             optimizer,
             schedule,
             mask=None,
-            file=training.checkpoint_file(attempt, "interval loop"),
+            file=settings.checkpoint_file(attempt, "interval loop"),
             batches=interval_batches(
                 built.data.epochs(), built.data.batch_sizes(), attempt.goal.check_interval
             ),
-            delay=training.delay(trial),
+            delay=settings.delay(trial),
             clipping=Clipping.of(built.trainer),
             rates=rates,
             source=source,
             rate_factors=batch.rate_factors(trial.cell.batch_size),
         )
-        local_schedule = training.local_sgd(trial)
+        local_schedule = settings.local_sgd(trial)
         if local_schedule.on:
             run.local = LocalSGD(local_schedule, optimizer)
-        half_life = training.average_half_life(trial)
+        half_life = settings.average_half_life(trial)
         if half_life:
             run.average = WeightAverage(module, half_life)
-        if training.readings:
-            readings = [spec.build() for spec in training.readings]
+        if settings.readings:
+            readings = [spec.build() for spec in settings.readings]
             run.readings = AttemptReadings(readings, attempt)
         run.is_resumed = run._resume_from_file()
         return run
 
     def start(
-        self, training: TrialSettings, stacked: bool = False, scores: Scores | None = None
+        self, settings: TrialSettings, stacked: bool = False, scores: Scores | None = None
     ) -> None:
         """Prune the network and begin training, unless the run is resumed.
 
         Args:
-            training: The settings of the study.
+            settings: The settings of the study.
             stacked: Whether the run is trained in a stack. Its scoring pass then takes larger
                 batches on a GPU, which Lightning's loop does not.
             scores: The pruning scores of the network, if they were computed before.
         """
         if not self.is_resumed:
-            self._start(training, stacked, scores)
+            self._start(settings, stacked, scores)
         if self.mask is not None:
             self.attempt.kept = self.mask.kept()
-            self.changes = self._mask_changes(training)
+            self.changes = self._mask_changes(settings)
         if stacked:
             self.attempt.flags = {**self.attempt.flags, STACKED: 1}
 
-    def _mask_changes(self, training: TrialSettings) -> MaskChanges | None:
+    def _mask_changes(self, settings: TrialSettings) -> MaskChanges | None:
         """Return how the mask changes during training; None if it stays."""
-        pruning = training.pruning_callback(self.attempt.study_trial)
-        max_steps = training.shown_steps or training.goal.max_steps
+        pruning = settings.pruning_callback(self.attempt.study_trial)
+        max_steps = settings.shown_steps or settings.goal.max_steps
         return MaskChanges.of(pruning.pruner, pruning.sparsity, pruning.seed, max_steps)
 
-    def _start(self, training: TrialSettings, stacked: bool, scores: Scores | None) -> None:
+    def _start(self, settings: TrialSettings, stacked: bool, scores: Scores | None) -> None:
         """Prune the network and begin training, with the hooks that Lightning calls."""
         trial = self.attempt.study_trial
         min_batch_size = 0
         is_mean = not trains_on_whole_batches(self.module, self.keeps_untrained)
         if stacked and is_mean and self.module.device.type == "cuda":
             min_batch_size = GPU_PASS_BATCH_SIZE
-        self._prune(training, min_batch_size, scores)
-        shape = training.schedule_shape(trial, partial(self._schedule_shape, training))
+        self._prune(settings, min_batch_size, scores)
+        shape = settings.schedule_shape(trial, partial(self._schedule_shape, settings))
         self.attempt.flags = {**self.attempt.flags, **shape}
         self.module.on_train_start()
         self.module.on_train_epoch_start()
@@ -247,17 +247,17 @@ class NetworkRun(ReadableRun):
         if self.readings is not None:
             self.readings.before(1, self)
 
-    def _prune(self, training: TrialSettings, min_batch_size: int, scores: Scores | None) -> None:
+    def _prune(self, settings: TrialSettings, min_batch_size: int, scores: Scores | None) -> None:
         """Prune the network as `PruningCallback` does.
 
         Args:
-            training: The settings of the study.
+            settings: The settings of the study.
             min_batch_size: The fewest examples in a batch of the scoring pass, if the mask does not
                 depend on it.
             scores: The scores, if they were computed before.
         """
         trial = self.attempt.study_trial
-        pruning = training.pruning_callback(trial)
+        pruning = settings.pruning_callback(trial)
         if pruning.sparsity == 0:
             return
         batch_size = pruning.batch_size
@@ -265,7 +265,7 @@ class NetworkRun(ReadableRun):
             batch_size = max(min_batch_size, batch_size)
         # A pass that a data module of lit_dps makes has an empty key.
         key: PassKey | None = getattr(self.data, "pass_key", ())
-        stored = training.stored_scores(trial)
+        stored = settings.stored_scores(trial)
         if stored is not None and stored[0] == key:
             scores = stored[1]
         make_copy = partial(self.copy_to_prune, pruning, batch_size)
@@ -277,7 +277,7 @@ class NetworkRun(ReadableRun):
             name=type(self.module).__name__,
             scores=scores,
         )
-        training.store_scores(trial, key, scores)
+        settings.store_scores(trial, key, scores)
         trained_ids = self.trained
         trained = sum(p.numel() for p in self.module.parameters() if id(p) in trained_ids)
         start_flags = initialize_pruned(
@@ -315,11 +315,11 @@ class NetworkRun(ReadableRun):
             pairs.append((parameter, keep.to(parameter)))
         return pairs
 
-    def _schedule_shape(self, training: TrialSettings) -> dict[str, float]:
+    def _schedule_shape(self, settings: TrialSettings) -> dict[str, float]:
         """Return the shape of the schedule as `ScheduleCallback` measures it."""
         if self.schedule is None:
             return {}
-        budget = training.shown_steps or training.goal.max_steps
+        budget = settings.shown_steps or settings.goal.max_steps
         rates = self.rates
         if rates is None:
             config = LRSchedulerConfig(self.schedule, interval="step")

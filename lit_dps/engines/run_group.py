@@ -64,7 +64,7 @@ class RunGroup:
 
     Args:
         networks: The networks of the runs.
-        training: The settings of the study.
+        settings: The settings of the study.
 
     Attributes:
         networks: The networks of the runs.
@@ -72,17 +72,17 @@ class RunGroup:
         stopwatch: Measures the seconds of steps and of checks.
     """
 
-    def __init__(self, networks: NetworkRows, training: TrialSettings):
+    def __init__(self, networks: NetworkRows, settings: TrialSettings):
         self.networks = networks
         first = networks.run_at(0)
-        self._training = training
+        self._settings = settings
         self._device = first.module.device
         self._eval_batch_size = first.data.eval_batch_size
         self._train_split: tuple[Any, Tensor] = first.data.on_device("train", self._device)
         self._validation_split: tuple[Any, Tensor] = first.data.on_device("val", self._device)
         self._logs_metrics = not isinstance(first.module, ImageClassifier)
         self._stops_validations_early = (
-            training.goal.stops_validations_early and not self._logs_metrics
+            settings.goal.stops_validations_early and not self._logs_metrics
         )
         self.stopwatch = Stopwatch()
         self._intervals_done = 0
@@ -108,7 +108,7 @@ class RunGroup:
             run = self.networks.run_at(row)
             if run.readings is not None or run.changes is not None:
                 return 1
-            done += run.steps // self._training.goal.check_interval
+            done += run.steps // self._settings.goal.check_interval
         if requested is not None:
             return requested
         if self._device.type != "cuda":
@@ -133,7 +133,7 @@ class RunGroup:
 
     def _train_intervals(self, count: int) -> Intervals:
         seconds_before = self.stopwatch.training_seconds
-        interval = self._training.goal.check_interval
+        interval = self._settings.goal.check_interval
         self.stopwatch.switch_to("training")
         examples = []
         losses = []
@@ -284,7 +284,7 @@ class RunGroup:
 
     def _further_metrics(self, which: Tensor) -> Sequence[Mapping[str, float]]:
         """Return `val_loss` of kept rows if the study keeps it, rounded to float32."""
-        if not self._training.metrics:
+        if not self._settings.metrics:
             return [{}] * len(which)
         x, y = self._validation_split
         total = torch.zeros(len(which), dtype=torch.float64, device=self._device)
@@ -300,8 +300,8 @@ class RunGroup:
         Args:
             which: As in `_check`.
         """
-        goal = GoalErrorCallback.of(self._training.goal)
-        names = list(dict.fromkeys([goal.monitor, *self._training.metrics]))
+        goal = GoalErrorCallback.of(self._settings.goal)
+        names = list(dict.fromkeys([goal.monitor, *self._settings.metrics]))
         means = self.networks.logged_metrics(which, self._validation_split[0], names)
         columns = {name: values.tolist() for name, values in means.items()}
         checks: list[MeasuredCheck] = []
@@ -309,7 +309,7 @@ class RunGroup:
         for row, value in enumerate(columns[goal.monitor]):
             goal.check_scale(value)
             checks.append(MeasuredCheck(value))
-            metrics.append({name: columns[name][row] for name in self._training.metrics})
+            metrics.append({name: columns[name][row] for name in self._settings.metrics})
         return checks, metrics
 
     def _validation_batches(self, networks: int) -> Iterator[Tensor]:
@@ -347,7 +347,7 @@ class RunGroup:
     def _save_if_older(self, row: int, seconds: float, number: int | None = None) -> None:
         """Save a run if its last file is older than `seconds` or than the checkpoint interval."""
         run = self.networks.run_at(row)
-        checkpoints = self._training.checkpoints
+        checkpoints = self._settings.checkpoints
         if run.file is None or checkpoints is None:
             return
         if time.monotonic() - run.saved_at < min(seconds, checkpoints.seconds):

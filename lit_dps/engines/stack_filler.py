@@ -170,7 +170,7 @@ class StackFiller:
     Args:
         first: The first attempt. The others must have its key and its module.
         queue: The further attempts.
-        training: The settings of the study.
+        settings: The settings of the study.
 
     Attributes:
         lacks_memory: Whether memory was insufficient for the last runs that were to begin.
@@ -179,13 +179,13 @@ class StackFiller:
             becomes a failed trial.
     """
 
-    def __init__(self, first: Attempt, queue: AttemptQueue, training: TrialSettings):
+    def __init__(self, first: Attempt, queue: AttemptQueue, settings: TrialSettings):
         self.unstacked: list[Unstacked] = []
         self.lacks_memory = False
         self._pending = [first]
         self._key = batching_key(first)
         self._queue = queue
-        self._training = training
+        self._settings = settings
         self._reference: _Reference | LoggedReference | None = None
 
     @property
@@ -207,10 +207,10 @@ class StackFiller:
             prepared = self._prepare_runs(count - len(runs))
             if not prepared:
                 break
-            scores = scores_of_new_runs(prepared, self._training)
+            scores = scores_of_new_runs(prepared, self._settings)
             for run, scores_of_run in zip(prepared, scores, strict=True):
                 try:
-                    run.start(self._training, stacked=True, scores=scores_of_run)
+                    run.start(self._settings, stacked=True, scores=scores_of_run)
                 except Exception as error:
                     self.on_error(run.attempt, error)
                 else:
@@ -265,22 +265,22 @@ class StackFiller:
         trial = attempt.study_trial
         # Data may be drawn when they are set up: from the seed of the point, as in other loops.
         with preserve_rng_state(seed=trial.seed_for("order")):
-            built, device = build_trial(self._training, trial)
+            built, device = build_trial(self._settings, trial)
             is_classifier = isinstance(built.module, ImageClassifier)
             source = None
             if not is_classifier:
-                data = loader_data(built, device, self._training, trial)
-                steps = self._training.shown_steps or self._training.goal.max_steps
+                data = loader_data(built, device, self._settings, trial)
+                steps = self._settings.shown_steps or self._settings.goal.max_steps
                 show_length(built.module, steps, data.steps_of_epoch)
                 source = built.data
                 built = replace(built, data=data)
             if self._reference is None and is_classifier:
                 self._reference = _Reference(built, device)
             elif self._reference is None:
-                self._reference = LoggedReference(built, device, self._training)
+                self._reference = LoggedReference(built, device, self._settings)
             elif not self._reference.equals(built):
                 return None
-            run = NetworkRun.prepare(attempt, built, self._training, device, source)
+            run = NetworkRun.prepare(attempt, built, self._settings, device, source)
             run.keeps_untrained = self._reference.keeps_untrained
             return run
 

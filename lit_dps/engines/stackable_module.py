@@ -90,14 +90,14 @@ def overridden_methods(module: LightningModule) -> list[str]:
 
 
 def reason_against_calls(
-    module: LightningModule, trainer: Trainer, training: TrialSettings
+    module: LightningModule, trainer: Trainer, settings: TrialSettings
 ) -> str | None:
     """Return which method or setting of a module a stack would ignore; None if there is none.
 
     Args:
         module: The module.
         trainer: A trainer with the data module of the trial.
-        training: The settings of the study.
+        settings: The settings of the study.
     """
     name = type(module).__name__
     if not module.automatic_optimization:
@@ -105,7 +105,7 @@ def reason_against_calls(
     methods = overridden_methods(module)
     if methods:
         return f"{name} overrides {', '.join(methods)}"
-    goal = GoalErrorCallback.of(training.goal)
+    goal = GoalErrorCallback.of(settings.goal)
     if goal.early_reject and EarlyValidation.supports(trainer, module, goal.monitor):
         return f"{name} has per_example_error but is not an ImageClassifier"
     if trainer.reload_dataloaders_every_n_epochs:  # pyright: ignore[reportAttributeAccessIssue]
@@ -114,7 +114,7 @@ def reason_against_calls(
 
 
 def reason_against_values(
-    module: LightningModule, data: LoaderData, training: TrialSettings
+    module: LightningModule, data: LoaderData, settings: TrialSettings
 ) -> str | None:
     """Return which value of a module differs in a stack; None if none does.
 
@@ -139,21 +139,21 @@ def reason_against_values(
                 shared = objects_of_both_steps(module, data.train[tried[0]], data.validation[0])
             if shared:
                 return f"{name} updates {shared[0]} both in training and in validation"
-            return _reason_against_validation(module, data, _names(training), training)
+            return _reason_against_validation(module, data, _names(settings), settings)
     except NeedsLightning as error:
         return str(error)
     except (RuntimeError, TypeError, ValueError) as error:
         return vmap_reason(name, error)
 
 
-def _names(training: TrialSettings) -> list[str]:
+def _names(settings: TrialSettings) -> list[str]:
     """Return the metrics of the goal and of the study."""
-    return list(dict.fromkeys([training.goal.monitored, *training.metrics]))
+    return list(dict.fromkeys([settings.goal.monitored, *settings.metrics]))
 
 
 @torch.no_grad()
 def _reason_against_validation(
-    module: LightningModule, data: LoaderData, names: Sequence[str], training: TrialSettings
+    module: LightningModule, data: LoaderData, names: Sequence[str], settings: TrialSettings
 ) -> str | None:
     """Return why the metrics of a module cannot be measured in a stack; None if they can."""
     name = type(module).__name__
@@ -190,16 +190,16 @@ def _reason_against_validation(
         alone = torch.stack([single[key], other[key]])
         if not torch.allclose(of_two[key], alone, rtol=TOLERANCE, equal_nan=True):
             return f"{name}: its {key} differs under torch.vmap"
-    GoalErrorCallback.of(training.goal).check_scale(float(single[training.goal.monitored]))
+    GoalErrorCallback.of(settings.goal).check_scale(float(single[settings.goal.monitored]))
     return None
 
 
 def loader_data(
-    built: Any, device: torch.device, training: TrialSettings, trial: Trial
+    built: Any, device: torch.device, settings: TrialSettings, trial: Trial
 ) -> LoaderData:
     """Return the data of a trial in memory. Call this under the seed of the trial's order."""
     return LoaderData(
-        built.data, built.module, device, trial.cell.batch_size, training.goal.check_interval
+        built.data, built.module, device, trial.cell.batch_size, settings.goal.check_interval
     )
 
 
@@ -221,7 +221,7 @@ class LoggedReference:
     Args:
         built: The module and its data in memory.
         device: Where the modules are compared.
-        training: The settings of the study.
+        settings: The settings of the study.
 
     Attributes:
         keeps_untrained: Whether the loss surely changes no untrained parameter. It is unknown.
@@ -229,9 +229,9 @@ class LoggedReference:
 
     keeps_untrained = False
 
-    def __init__(self, built: Built, device: torch.device, training: TrialSettings):
+    def __init__(self, built: Built, device: torch.device, settings: TrialSettings):
         assert isinstance(built.data, LoaderData)
-        self._names = _names(training)
+        self._names = _names(settings)
         self._device = device
         self._data = built.data
         self._start = Start.of(built.module.to(device))

@@ -30,7 +30,7 @@ _reported: set[str] = set()
 
 
 def scores_of_new_runs(
-    runs: Sequence[NetworkRun], training: TrialSettings, device_types: Sequence[str] = ("cuda",)
+    runs: Sequence[NetworkRun], settings: TrialSettings, device_types: Sequence[str] = ("cuda",)
 ) -> list[Scores | None]:
     """Return the pruning scores of each new run; None if the run makes a pass for itself.
 
@@ -43,57 +43,57 @@ def scores_of_new_runs(
 
     Args:
         runs: New runs of one stack, before they start.
-        training: The settings of the study.
+        settings: The settings of the study.
         device_types: Types of devices on which the networks are scored together.
     """
     scores: list[Scores | None] = [None] * len(runs)
     groups: dict[tuple, list[int]] = {}
     for index, run in enumerate(runs):
-        if run.module.device.type in device_types and _can_share_pass(run, training):
-            groups.setdefault(_key_of_pass(run, training), []).append(index)
+        if run.module.device.type in device_types and _can_share_pass(run, settings):
+            groups.setdefault(_key_of_pass(run, settings), []).append(index)
     for indices in groups.values():
         # Cells of a point share their network.
         networks: dict[Any, NetworkRun] = {}
         for index in indices:
-            networks.setdefault(_key_of_network(runs[index], index, training), runs[index])
+            networks.setdefault(_key_of_network(runs[index], index, settings), runs[index])
         if len(networks) < 2:
             continue
-        results = dict(zip(networks, _scores_of(list(networks.values()), training), strict=True))
+        results = dict(zip(networks, _scores_of(list(networks.values()), settings), strict=True))
         for index in indices:
-            scores[index] = results[_key_of_network(runs[index], index, training)]
+            scores[index] = results[_key_of_network(runs[index], index, settings)]
     return scores
 
 
-def _can_share_pass(run: NetworkRun, training: TrialSettings) -> bool:
+def _can_share_pass(run: NetworkRun, settings: TrialSettings) -> bool:
     """Return True if a run needs a scoring pass that it can share with other networks."""
     trial = run.attempt.study_trial
-    if run.is_resumed or trial.cell.sparsity == 0 or training.stored_scores(trial) is not None:
+    if run.is_resumed or trial.cell.sparsity == 0 or settings.stored_scores(trial) is not None:
         return False
-    pruner = training.pruning_callback(trial).pruner
+    pruner = settings.pruning_callback(trial).pruner
     is_stackable = isinstance(pruner, OneShot) and pruner.stackable
     return is_stackable and not trains_on_whole_batches(run.module, run.keeps_untrained)
 
 
-def _key_of_pass(run: NetworkRun, training: TrialSettings) -> tuple:
+def _key_of_pass(run: NetworkRun, settings: TrialSettings) -> tuple:
     """Return what networks have in common that are scored by one pass."""
     trial = run.attempt.study_trial
-    config = replace(training.pruning_config(trial), sparsity=0.0, seed=0, init="original")
+    config = replace(settings.pruning_config(trial), sparsity=0.0, seed=0, init="original")
     return (repr(config),)
 
 
-def _key_of_network(run: NetworkRun, index: int, training: TrialSettings) -> Any:
+def _key_of_network(run: NetworkRun, index: int, settings: TrialSettings) -> Any:
     """Return what networks with equal scores have in common."""
-    key = training.scores_key(run.attempt.study_trial)
+    key = settings.scores_key(run.attempt.study_trial)
     return index if key is None else key
 
 
-def _scores_of(runs: Sequence[NetworkRun], training: TrialSettings) -> list[Scores | None]:
+def _scores_of(runs: Sequence[NetworkRun], settings: TrialSettings) -> list[Scores | None]:
     """Return the scores of networks by one pass; by several ones if memory is insufficient.
 
     After another error, which is printed, each network makes a pass for itself.
     """
     try:
-        return list(scores_of_stack(runs, training))
+        return list(scores_of_stack(runs, settings))
     except Exception as error:  # a pruning method of the user may raise anything
         if not is_out_of_memory(error):
             # The passes of single networks show whether one of them causes the error.
@@ -102,7 +102,7 @@ def _scores_of(runs: Sequence[NetworkRun], training: TrialSettings) -> list[Scor
     if len(runs) < 4:
         return [None] * len(runs)
     half = len(runs) // 2
-    return [*_scores_of(runs[:half], training), *_scores_of(runs[half:], training)]
+    return [*_scores_of(runs[:half], settings), *_scores_of(runs[half:], settings)]
 
 
 def _report(error: Exception) -> None:
@@ -116,7 +116,7 @@ def _report(error: Exception) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def scores_of_stack(runs: Sequence[NetworkRun], training: TrialSettings) -> list[Scores]:
+def scores_of_stack(runs: Sequence[NetworkRun], settings: TrialSettings) -> list[Scores]:
     """Return the scores of each network, by one pass for all of them.
 
     The method sees one network: its parameters have a first dimension for the runs, and its loss is
@@ -124,10 +124,10 @@ def scores_of_stack(runs: Sequence[NetworkRun], training: TrialSettings) -> list
 
     Args:
         runs: New runs of one stack, whose method is `stackable`.
-        training: The settings of the study.
+        settings: The settings of the study.
     """
     first = runs[0]
-    pruning = training.pruning_callback(first.attempt.study_trial)
+    pruning = settings.pruning_callback(first.attempt.study_trial)
     assert isinstance(pruning.pruner, OneShot)
     with first.copy_to_prune(pruning, _batch_size(first, pruning)) as network:
         stacked = _stacked_network(network, runs)

@@ -46,14 +46,14 @@ class TrialFit:
 
     Attributes:
         built: The module, the data module and the trainer's arguments.
-        goal: Validates the run and ends it.
+        goal_callback: Validates the run and ends it.
         pruning, examples, schedule, delay, local, average, readings, batch: Further callbacks of
             the study.
         checkpoint: Saves the run; None if the run is not saved.
     """
 
     built: Built
-    goal: GoalErrorCallback
+    goal_callback: GoalErrorCallback
     pruning: PruningCallback
     examples: ExamplesCallback
     schedule: ScheduleCallback
@@ -67,52 +67,52 @@ class TrialFit:
     @classmethod
     def of(
         cls,
-        training: TrialSettings,
+        settings: TrialSettings,
         attempt: Attempt,
-        goal: GoalErrorCallback | None = None,
+        goal_callback: GoalErrorCallback | None = None,
         file: CheckpointFile | None = None,
         raise_if_stopped: RaiseIfStopped = lambda: None,
     ) -> TrialFit:
         """Build the trial of an attempt.
 
         Args:
-            training: The settings that the trials of the study share.
+            settings: The settings that the trials of the study share.
             attempt: The attempt at the trial.
-            goal: Validates the run instead of the study's callback.
+            goal_callback: Validates the run instead of the study's callback.
             file: The file in which the run is saved; None saves nothing.
             raise_if_stopped: See `Engine.train`.
         """
         trial = attempt.study_trial
-        built = training.workload.build(trial)
+        built = settings.workload.build(trial)
         filter_module_callbacks(built.module)
-        if goal is None:
-            goal = GoalErrorCallback.of(training.goal)
-            goal.shown_steps = training.shown_steps
-        goal.record_in(attempt)
-        goal.after_check = raise_if_stopped
-        batch = training.batch_callback(trial)
+        if goal_callback is None:
+            goal_callback = GoalErrorCallback.of(settings.goal)
+            goal_callback.shown_steps = settings.shown_steps
+        goal_callback.record_in(attempt)
+        goal_callback.after_check = raise_if_stopped
+        batch = settings.batch_callback(trial)
         if not batch.schedule.is_constant:
             attempt.count(EXAMPLES.column)
         checkpoint = None
-        if file is not None and training.checkpoints is not None:
+        if file is not None and settings.checkpoints is not None:
             checkpoint = CheckpointCallback(
-                file, training.checkpoints.seconds, attempt, raise_if_stopped
+                file, settings.checkpoints.seconds, attempt, raise_if_stopped
             )
-            goal.after_check = checkpoint.checked
-            goal.saves_pause = lambda: checkpoint.can_save
+            goal_callback.after_check = checkpoint.checked
+            goal_callback.saves_pause = lambda: checkpoint.can_save
         return cls(
             built=built,
-            goal=goal,
-            pruning=training.pruning_callback(trial),
+            goal_callback=goal_callback,
+            pruning=settings.pruning_callback(trial),
             examples=ExamplesCallback(
-                trial.cell.batch_size, training.workload.batch_size_key, batch.schedule
+                trial.cell.batch_size, settings.workload.batch_size_key, batch.schedule
             ),
             batch=batch,
-            schedule=ScheduleCallback(training, trial, goal),
-            delay=DelayCallback(training.delay(trial)),
-            local=LocalSGDCallback.of(training.local_sgd(trial)),
-            average=AverageCallback(training.average_half_life(trial)),
-            readings=ReadingsCallback(training.readings),
+            schedule=ScheduleCallback(settings, trial, goal_callback),
+            delay=DelayCallback(settings.delay(trial)),
+            local=LocalSGDCallback.of(settings.local_sgd(trial)),
+            average=AverageCallback(settings.average_half_life(trial)),
+            readings=ReadingsCallback(settings.readings),
             checkpoint=checkpoint,
         )
 
@@ -125,7 +125,7 @@ class TrialFit:
             callbacks.append(self.local)  # before the goal, which reads the loss of all workers
         if self.average.half_life:
             callbacks.append(self.average)  # before the goal, which checks the average
-        callbacks += [self.goal, self.schedule]
+        callbacks += [self.goal_callback, self.schedule]
         if not standard_data(self.built.data):
             callbacks.append(self.examples)
         if self.readings.has_readings:
@@ -144,7 +144,7 @@ class TrialFit:
         callbacks = [*self.built.trainer["callbacks"], *further, *self.callbacks(), *last]
         arguments = {**self.built.trainer, "callbacks": callbacks}
         trainer = lightning_private.make_trainer(arguments)
-        self.goal.before_fit(trainer, self.built.data)
+        self.goal_callback.before_fit(trainer, self.built.data)
         return trainer
 
 
@@ -156,12 +156,12 @@ class TrainerEngine:
     the error is raised.
 
     Attributes:
-        training: The settings that the trials share.
+        settings: The settings that the trials share.
         callbacks: Further callbacks of every run, such as a stopwatch.
         reason: Why no faster loop trains the attempts, for `TrialResult.engine_reason`.
     """
 
-    training: TrialSettings
+    settings: TrialSettings
     callbacks: tuple[Callback, ...] = ()
     reason: str = ""
 
@@ -171,7 +171,7 @@ class TrainerEngine:
         """Train attempts until none remains, and yield each result; see `Engine.train`."""
         train_one = partial(self.train_one, raise_if_stopped=raise_if_stopped)
         while (attempt := next_attempt()) is not None:
-            yield self.training.run_attempt(attempt, train_one)
+            yield self.settings.run_attempt(attempt, train_one)
 
     def train_one(self, attempt: Attempt, raise_if_stopped: RaiseIfStopped = lambda: None) -> None:
         """Train an attempt until it ends or pauses, from its checkpoint if there is one.
@@ -181,7 +181,7 @@ class TrainerEngine:
         """
         start = time.perf_counter()
         attempt.set_engine(LIGHTNING, self.reason)
-        file = self.training.checkpoint_file(attempt, "Trainer")
+        file = self.settings.checkpoint_file(attempt, "Trainer")
         has_resumed = file is not None and self._resume(attempt, raise_if_stopped, file)
         if not has_resumed:
             self._train(attempt, raise_if_stopped, file)
@@ -219,10 +219,10 @@ class TrainerEngine:
         saved: Path | None = None,
     ) -> None:
         """Train an attempt by `Trainer.fit`, and collect what the callbacks measured."""
-        training = self.training
+        settings = self.settings
         trial = attempt.study_trial
-        fit = TrialFit.of(training, attempt, file=file, raise_if_stopped=raise_if_stopped)
-        stored = training.stored_scores(trial)
+        fit = TrialFit.of(settings, attempt, file=file, raise_if_stopped=raise_if_stopped)
+        stored = settings.stored_scores(trial)
         if stored is not None:
             fit.pruning.reuse(*stored)
         # Loaders, augmentations and dropout draw from the seed of the point.
@@ -237,10 +237,10 @@ class TrainerEngine:
                 # Lightning has called no hook of training.
                 refuse_too_large(trainer, trial.cell.batch_size)
             attempt.failure = (
-                f"the module or a callback stopped the fit after {fit.goal.steps} steps; only the "
-                "goal and the budget may end a trial"
+                f"the module or a callback stopped the fit after {fit.goal_callback.steps} steps; "
+                "only the goal and the budget may end a trial"
             )
-        training.store_scores(trial, fit.pruning.key, fit.pruning.scores)
+        settings.store_scores(trial, fit.pruning.key, fit.pruning.scores)
         _collect(fit, attempt)
         for callback in lightning_private.callbacks_of(trainer, NoiseScaleCallback):
             attempt.readings[NOISE_SCALE] = callback.columns
@@ -252,7 +252,7 @@ def _collect(fit: TrialFit, attempt: Attempt) -> None:
         attempt.kept = fit.pruning.mask.kept()
     if fit.checkpoint is not None:
         attempt.seconds = fit.checkpoint.seconds
-    attempt.timed = fit.goal.stopwatch.timed
+    attempt.timed = fit.goal_callback.stopwatch.timed
     attempt.flags = {**fit.pruning.flags, **fit.examples.flags, **fit.schedule.flags}
     attempt.flags |= fit.readings.flags
     if ranks.world() > 1:
@@ -266,10 +266,10 @@ class ScheduleCallback(Callback):
         flags: The shape, as in `TrialResult.flags`; empty if the rate is constant or unknown.
     """
 
-    def __init__(self, training: TrialSettings, trial: Trial, goal: GoalErrorCallback):
-        self.training = training
+    def __init__(self, settings: TrialSettings, trial: Trial, goal_callback: GoalErrorCallback):
+        self.settings = settings
         self.trial = trial
-        self.goal = goal
+        self.goal_callback = goal_callback
         self.flags: dict[str, float] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -279,10 +279,10 @@ class ScheduleCallback(Callback):
 
         def measure() -> dict[str, float]:
             budget = trainer.max_steps
-            rates = rate_curve(trainer, pl_module, budget, self.goal.steps_of_epoch)
+            rates = rate_curve(trainer, pl_module, budget, self.goal_callback.steps_of_epoch)
             return schedule_shape(rates, budget)
 
-        self.flags = self.training.schedule_shape(self.trial, measure)
+        self.flags = self.settings.schedule_shape(self.trial, measure)
 
     def state_dict(self) -> dict[str, float]:
         return self.flags
