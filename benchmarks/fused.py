@@ -19,8 +19,8 @@ from benchmarks.text import NO_GPU, spread, table, times
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Trial
-from lit_dps.engines.engine import Engine, TrialSettings
-from lit_dps.engines.interval_loop import IntervalLoop
+from lit_dps.engines.trial_engine import TrialEngine
+from lit_dps.engines.trial_settings import TrialSettings
 from lit_dps.study.setup import StudySetup
 
 TITLE = "Stacked trials"
@@ -147,7 +147,7 @@ def _row(
         early_reject=True,
     )
     training = TrialSettings(setup.workload, goal, replace(setup.pruning, method="magnitude"))
-    one, fused = IntervalLoop(training), IntervalLoop(training, slots)
+    one, fused = TrialEngine(training), TrialEngine(training, slots)
     cells = [Cell(batch_size, 0.9 if i % 2 else 0.0) for i in range(slots)]
     stop = goal.build()
     trials = [(middle_trial(setup, cell, point), stop) for point, cell in enumerate(cells)]
@@ -169,7 +169,7 @@ def _row(
     return Row(device, network, batch_size, slots, found["alone"], found["fused"], ratio, share)
 
 
-def rate(engine: Engine, trials: Iterable[tuple[Trial, Goal]], device: str) -> float:
+def rate(engine: TrialEngine, trials: Iterable[tuple[Trial, Goal]], device: str) -> float:
     """Optimizer steps a second, over all trials and all that an engine does for them."""
     begin = now(device)
     runs = iter([*(Attempt(*trial) for trial in trials), *[None] * 1000])

@@ -17,11 +17,10 @@ from benchmarks.options import Options
 from benchmarks.step import threads
 from benchmarks.text import table
 from lit_dps.core.attempt import Attempt
-from lit_dps.core.trial import Cell, Trial, TrialResult
+from lit_dps.core.trial import LIGHTNING, Cell, Trial, TrialResult
 from lit_dps.core.trial_config import GoalConfig
-from lit_dps.engines.engine import Engine, TrialSettings
-from lit_dps.engines.interval_loop import IntervalLoop
-from lit_dps.engines.trainer import TrainerEngine
+from lit_dps.engines.trial_engine import TrialEngine
+from lit_dps.engines.trial_settings import TrialSettings
 from lit_dps.training.workload import Workload
 
 TITLE = "Other people's modules in a stack"
@@ -114,8 +113,9 @@ def _measure(kind: Kind, trials: int) -> Row:
         {"accelerator": "cpu", "gradient_clip_val": 1.0},
     )
     training = TrialSettings(workload, kind.goal)
-    lightning, lightning_seconds = _train(TrainerEngine(training), kind, range(trials))
-    stack = IntervalLoop(training, STACK_SIZE)
+    by_lightning = TrialEngine(training, engine=LIGHTNING)
+    lightning, lightning_seconds = _train(by_lightning, kind, range(trials))
+    stack = TrialEngine(training, STACK_SIZE)
     stacked, stacked_seconds = _train(stack, kind, range(trials, 2 * trials))
     assert all(result.engine == "stacked" for result in stacked), stacked[0].engine_reason
     alone, together = [tuple(_steps_of(result) for result in each) for each in (lightning, stacked)]
@@ -136,7 +136,7 @@ def _steps_of(result: TrialResult) -> int:
     return result.steps
 
 
-def _train(engine: Engine, kind: Kind, points: range) -> tuple[list[TrialResult], float]:
+def _train(engine: TrialEngine, kind: Kind, points: range) -> tuple[list[TrialResult], float]:
     """Returns the results of trials and the seconds of all."""
     goal = kind.goal.build()
     cell = Cell(kind.batch_size, 0.0)

@@ -15,8 +15,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.core.trial_config import GoalConfig
-from lit_dps.engines.engine import TrialSettings
-from lit_dps.engines.trainer import TrainerEngine
+from lit_dps.engines.lightning_loop import LightningLoop
+from lit_dps.engines.trial_settings import TrialSettings
 from lit_dps.parallel.process import prepare_process
 from lit_dps.study.hardware import cpu_model
 from lit_dps.training.workload import Built, Workload
@@ -60,13 +60,13 @@ def main() -> None:
     torch.set_num_threads(1)
     data = {"class_path": "lit_dps.data.MNIST", "init_args": {"root": options.root}}
     workloads = [kind(MODEL, data, {"accelerator": "cpu"}) for kind in (Workload, Nudged)]
-    engines = [TrainerEngine(TrialSettings(workload, GOAL)) for workload in workloads]
+    engines = [LightningLoop(TrialSettings(workload, GOAL)) for workload in workloads]
     goal = GOAL.build()
     cell, found = Cell(options.batch_size, 0.0), []
     for point in range(options.trials):
         runs = [Attempt(Trial(cell, point, PARAMS), goal) for _ in engines]
         for engine, run in zip(engines, runs, strict=True):
-            engine.train_one(run)
+            engine.train(run)
         found.append([run.steps_to_result for run in runs])
         print(f"point {point}: K = {found[-1][0]}, nudged {found[-1][1]}", flush=True)
     both = [pair for pair in found if None not in pair]

@@ -11,11 +11,10 @@ from lightning.pytorch import Callback
 
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.config import StorageConfig
-from lit_dps.core.trial import Cell, Status, Trial, TrialResult
+from lit_dps.core.trial import LIGHTNING, Cell, Status, Trial, TrialResult
 from lit_dps.core.trial_config import GoalConfig
-from lit_dps.engines.engine import TrialSettings
-from lit_dps.engines.interval_loop import IntervalLoop
-from lit_dps.engines.trainer import TrainerEngine
+from lit_dps.engines.trial_engine import TrialEngine
+from lit_dps.engines.trial_settings import TrialSettings
 from lit_dps.parallel.process import prepare_process
 from lit_dps.study.setup import StudySetup
 
@@ -82,9 +81,8 @@ def run_trial(
     """The result of a trial, by the interval loop if `lean`, else, and with callbacks, by
     Lightning's."""
     training = TrialSettings(setup.workload, goal, setup.pruning)
-    engine = (
-        IntervalLoop(training) if lean and not callbacks else TrainerEngine(training, callbacks)
-    )
+    name = "auto" if lean and not callbacks else LIGHTNING
+    engine = TrialEngine(training, engine=name, callbacks=callbacks)
     run = Attempt(trial, goal.build())
     (result,) = engine.train(iter([run, None]).__next__)
     if result.status is Status.FAILED:

@@ -24,10 +24,10 @@ from benchmarks.step import now, threads
 from benchmarks.text import seconds, table, times
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import Cell
-from lit_dps.engines.engine import TrialSettings
 from lit_dps.engines.network_run import GPU_PASS_BATCH_SIZE, NetworkRun, build_trial
 from lit_dps.engines.stack_filler import AttemptQueue, StackFiller
 from lit_dps.engines.stacked_scores import scores_of_stack
+from lit_dps.engines.trial_settings import TrialSettings
 from lit_dps.models import MLP, SimpleCNN
 from lit_dps.module import ImageClassifier
 from lit_dps.pruning.pruner import OneShot

@@ -56,8 +56,8 @@ from benchmarks.step import now, threads
 from benchmarks.stranger import measure_stranger
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import SINGLE, STACKED, Cell, Status
-from lit_dps.engines.engine import TrialSettings
-from lit_dps.engines.interval_loop import IntervalLoop
+from lit_dps.engines.trial_engine import TrialEngine
+from lit_dps.engines.trial_settings import TrialSettings
 from lit_dps.storage.read import read_study
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.checkpoint_files import steps_saved
@@ -307,7 +307,7 @@ def _pace(
     on_gpu = device == "cuda"
     stack_size = max(case.networks, 2 if on_gpu else 1)
     training = TrialSettings(setup.workload, goal_config, pruning)
-    engine = IntervalLoop(training, stack_size, stacks_alone=on_gpu)
+    engine = TrialEngine(training, stack_size, stacks_alone=on_gpu)
     attempts = []
     for point in range(case.networks):
         cell = Cell(case.batch_size, SPARSITY if point % 2 else 0.0)

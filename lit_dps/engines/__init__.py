@@ -1,33 +1,34 @@
 """Engines train the trials of a study.
 
-A *check* is a validation after every `check_interval` optimizer steps. An *attempt* is one training
-of a trial; its `Attempt` records the checks and decides when it ends. A *run* is an attempt with
-its network in the interval loop (`NetworkRun`). A *stack* trains many runs at once, one a *row*.
+An *interval* is the `check_interval` optimizer steps up to a validation. An *attempt* is one
+training of a trial; its `Attempt` records the validations and decides when it ends. A *run* is an
+attempt with its network in the interval loop, the loop of lit_dps (`NetworkRun`). A *stack* trains
+many runs at once, one a *row*.
 
 The course of one trial, with the file of each step:
 
-1. `lit_dps.study.workers.work` passes an `Attempt` at the trial to an engine, by `Engine.train`
-   (`engine`). The attempt has the goal, the cost at which a race stops it, and the step
+1. `lit_dps.study.workers.work` passes an `Attempt` at the trial to `TrialEngine.train`
+   (`trial_engine`). The attempt has the goal, the cost at which a race stops it, and the step
    where it pauses.
-2. `IntervalLoop.train` (`interval_loop`) chooses the loop. `eligible` decides whether the trial can
-   be stacked, trained as a single network, or needs Lightning's loop.
+2. `TrialEngine.choose` chooses the loop. `eligible` decides whether the trial can be stacked,
+   trained as a single network, or needs Lightning's loop.
 3. `build_trial` (`network_run`) builds the network and the data. `NetworkRun.begin` resumes the run
    from its checkpoint, or prunes the network. `StackFiller` (`stack_filler`) finds the attempts of
    a stack. On a GPU `stacked_scores` scores all its new networks at once.
 4. `RunGroup.train_intervals` (`run_group`) trains the networks for `check_interval` steps, by
    `SingleNetwork` (`single_network`) or `StackedNetworks` (`stack`), and validates them. On a GPU
    a stack trains several such intervals before it validates the networks of all of them.
-5. `Attempt.record` (`lit_dps.core.attempt`) stores the check in the curve and decides: the goal is
-   met, the run diverged, its steps are spent, a race stops it (`lit_dps.core.racing`), it pauses,
-   or it continues.
+5. `Attempt.record` (`lit_dps.core.attempt`) stores the validation in the curve and decides: the
+   goal is met, the run diverged, its steps are spent, a race stops it (`lit_dps.core.racing`), it
+   pauses, or it continues.
 6. `RunGroup.end_interval` calls `raise_if_stopped`, which raises if the process is asked to stop.
    It saves checkpoints.
 7. The engine yields `Attempt.result()`. The worker stores it.
 
 If the memory of the device is insufficient, a stack is halved (`memory`,
-`IntervalLoop._train_runs`).
+`TrialEngine._train_runs`).
 
-In Lightning's loop, `TrainerEngine` (`trainer`) calls `Trainer.fit`. Callbacks of
+In Lightning's loop, `LightningLoop` (`lightning_loop`) calls `Trainer.fit`. Callbacks of
 `lit_dps.training` take these steps: `PruningCallback` step 3, `GoalErrorCallback` steps 4 and 5,
 `CheckpointCallback` step 6.
 

@@ -21,7 +21,6 @@ from torch.nn.utils.parametrize import is_parametrized
 from lit_dps.core.trial import Trial
 from lit_dps.core.trial_config import AVERAGE_KEY
 from lit_dps.data import ImageData
-from lit_dps.engines.engine import TrialSettings
 from lit_dps.engines.module_hooks import (
     CALLED_HOOKS,
     LIGHTNING_METHODS,
@@ -52,6 +51,7 @@ from lit_dps.engines.stackable_update import (
     reason_against_update,
     rests_without_gradients,
 )
+from lit_dps.engines.trial_settings import TrialSettings
 from lit_dps.module import ImageClassifier, logs
 from lit_dps.optim import RULES, rule_of
 from lit_dps.optim.clipping import Clipping

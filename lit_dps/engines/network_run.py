@@ -23,13 +23,13 @@ from lit_dps.core.unit import EXAMPLES
 from lit_dps.data import ImageData
 from lit_dps.data.loaders import interval_batches
 from lit_dps.engines.check_outcome import ValidationOutcome
-from lit_dps.engines.engine import PassKey, TrialSettings
 from lit_dps.engines.loader_data import LoaderData
 from lit_dps.engines.logged_module import training_loss
 from lit_dps.engines.module_hooks import optimizer_of, prepare_module
 from lit_dps.engines.readable_run import ReadableRun
 from lit_dps.engines.schedule_table import table_of_rates
 from lit_dps.engines.stackable_loss import trains_on_whole_batches
+from lit_dps.engines.trial_settings import PassKey, TrialSettings
 from lit_dps.module import ImageClassifier
 from lit_dps.optim.clipping import Clipping
 from lit_dps.optim.local_sgd import LocalSGD

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from lit_dps.core.unit import EXAMPLES, SECONDS
 from lit_dps.engines.check_outcome import Intervals, MeasuredCheck, ValidationOutcome
-from lit_dps.engines.engine import RaiseIfStopped, TrialSettings
 from lit_dps.engines.memory import is_out_of_memory
 from lit_dps.engines.module_hooks import raise_if_caught
 from lit_dps.engines.single_network import SingleNetwork
 from lit_dps.engines.stack import StackedNetworks
 from lit_dps.engines.step_batches import count_examples, join_rows
+from lit_dps.engines.trial_settings import RaiseIfStopped, TrialSettings
 from lit_dps.module import ImageClassifier, is_wrong
 from lit_dps.parallel.process import Interrupted
 from lit_dps.training import GoalErrorCallback

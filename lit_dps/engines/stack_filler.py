@@ -19,7 +19,6 @@ from lit_dps.core.attempt import Attempt
 from lit_dps.core.search_space import RATE_NAMES
 from lit_dps.data import ImageData
 from lit_dps.engines.eligible import reason_of
-from lit_dps.engines.engine import NextAttempt, TrialSettings
 from lit_dps.engines.functional import Functional
 from lit_dps.engines.memory import is_out_of_memory
 from lit_dps.engines.module_hooks import show_length
@@ -32,6 +31,7 @@ from lit_dps.engines.stackable_loss import (
 )
 from lit_dps.engines.stackable_module import COMPARED_STEPS, LoggedReference, kind_of, loader_data
 from lit_dps.engines.stacked_scores import scores_of_new_runs
+from lit_dps.engines.trial_settings import NextAttempt, TrialSettings
 from lit_dps.module import ImageClassifier
 from lit_dps.optim import RULES
 from lit_dps.training.hidden_state import preserve_rng_state

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from lit_dps.core.trial import Trial
-from lit_dps.engines.engine import TrialSettings
 from lit_dps.engines.functional import Functional, tensors_of
 from lit_dps.engines.loader_data import LoaderData
 from lit_dps.engines.logged_module import (
@@ -42,6 +41,7 @@ from lit_dps.engines.stackable_loss import (
     stacked,
     vmap_reason,
 )
+from lit_dps.engines.trial_settings import TrialSettings
 from lit_dps.optim import rule_of
 from lit_dps.optim.clipping import Clipping
 from lit_dps.optim.parameter_groups import grouping_of

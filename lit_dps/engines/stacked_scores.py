@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from lit_dps.engines.eligible import reason_of
-from lit_dps.engines.engine import TrialSettings
 from lit_dps.engines.functional import Call, Functional
 from lit_dps.engines.matrix_products import ConvolutionsAsProducts
 from lit_dps.engines.memory import is_out_of_memory
 from lit_dps.engines.network_run import NetworkRun
 from lit_dps.engines.stackable_loss import trains_on_whole_batches
+from lit_dps.engines.trial_settings import TrialSettings
 from lit_dps.pruning import Network
 from lit_dps.pruning.pruner import OneShot, Scores
 from lit_dps.training.pruning_callback import PruningCallback

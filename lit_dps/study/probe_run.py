@@ -26,8 +26,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import UserError, is_about
 from lit_dps.core.trial import LIGHTNING, SINGLE, Status, Trial, TrialResult
-from lit_dps.engines.engine import TrialSettings
-from lit_dps.engines.trainer import TrainerEngine, TrialFit
+from lit_dps.engines.lightning_loop import LightningLoop, TrialFit
+from lit_dps.engines.trial_settings import TrialSettings
 from lit_dps.parallel.process import cpu_wait_seconds
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.workers import all_ranks
@@ -95,7 +95,7 @@ def probe_run(
     torch.set_num_threads(setup.study.threads)
     with suppress(EndProbe), setup.workload.without_side_effects() as workload:
         training = replace(setup.training(), workload=workload, readings=())
-        TrainerEngine(training, tuple(callbacks)).train_one(attempt, raise_if_stopped)
+        LightningLoop(training, tuple(callbacks)).train(attempt, raise_if_stopped)
 
 
 def probe_fit(

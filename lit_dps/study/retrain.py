@@ -16,8 +16,8 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.core.progress_line import replace_line
 from lit_dps.core.racing import best_trial
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.trial import RANKS, SPARSE_KERNELS, STACKED, Cell, Status, TrialResult
-from lit_dps.engines.trainer import TrainerEngine
+from lit_dps.core.trial import LIGHTNING, RANKS, SPARSE_KERNELS, STACKED, Cell, Status, TrialResult
+from lit_dps.engines.trial_engine import TrialEngine
 from lit_dps.parallel import ranks
 from lit_dps.parallel.process import Interrupted, StopRequest, interruptible, prepare_process
 from lit_dps.storage.header import check_unchanged
@@ -121,12 +121,12 @@ def retrain(
     if keep is not None:
         model = setup.workload.specs(stored.trial)["model"]
         callbacks.append(KeepWeights(keep, model))
-    engine = TrainerEngine(setup.training(), tuple(callbacks))
+    engine = TrialEngine(setup.training(), engine=LIGHTNING, callbacks=tuple(callbacks))
     _train(setup, engine, attempt)
     return attempt
 
 
-def _train(setup: StudySetup, engine: TrainerEngine, attempt: Attempt) -> None:
+def _train(setup: StudySetup, engine: TrialEngine, attempt: Attempt) -> None:
     """Train one attempt on all ranks, and show its last validation at a terminal."""
     shows = sys.stderr.isatty()
     stop = StopRequest()

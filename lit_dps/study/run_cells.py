@@ -14,7 +14,7 @@ from lightning.pytorch import LightningDataModule
 
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import LIGHTNING, SINGLE, STACKED, Trial
-from lit_dps.engines.interval_loop import IntervalLoop, LoopChoice
+from lit_dps.engines.trial_engine import LoopChoice
 from lit_dps.parallel.process import StopRequest
 from lit_dps.storage.header import declare
 from lit_dps.storage.run_records import begin_run as store_begin_of_run
@@ -128,8 +128,6 @@ def loop_choices(setup: StudySetup) -> list[LoopChoice]:
     or their pruning alone.
     """
     engine = setup.engine()
-    if not isinstance(engine, IntervalLoop):
-        return [LoopChoice(LIGHTNING, setup.reason_for_lightning or "")] * len(setup.cells)
     by_axes: dict[tuple, LoopChoice] = {}
     choices = []
     for cell in setup.cells:

@@ -17,7 +17,7 @@ from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.record import StudyRecord, shared_cells
 from lit_dps.core.repeats import missing_repeats
 from lit_dps.core.search_space import ExpandedSpace, Space
-from lit_dps.core.trial import ENGINE_SET, LIGHTNING, STACKED, Cell, Status, TrialResult, Value
+from lit_dps.core.trial import STACKED, Cell, Status, TrialResult, Value
 from lit_dps.core.trial_config import (
     TRIAL_SECTIONS,
     BatchConfig,
@@ -27,9 +27,8 @@ from lit_dps.core.trial_config import (
     SmoothnessConfig,
     plain,
 )
-from lit_dps.engines.engine import Engine, TrialSettings
-from lit_dps.engines.interval_loop import IntervalLoop
-from lit_dps.engines.trainer import TrainerEngine
+from lit_dps.engines.trial_engine import TrialEngine
+from lit_dps.engines.trial_settings import TrialSettings
 from lit_dps.parallel import ddp
 from lit_dps.parallel.ranks import started_by_torchrun
 from lit_dps.readings.registry import ReadingSpec, resolve_readings, without_lipschitz
@@ -268,25 +267,14 @@ class StudySetup:
         grid = {key: v for key, v in self.study.grid.items() if not key.startswith("batch.")}
         return dataclasses.replace(self.with_study(grid=grid), batch=BatchConfig())
 
-    def engine(self, checkpoints: Checkpoints | None = None) -> Engine:
-        """Return the engine that trains the trials.
-
-        It trains a trial in a slower loop than `study.engine` if this loop does not support it.
-        """
-        training = self.training(checkpoints)
-        reason = self.reason_for_lightning
-        if reason is not None:
-            return TrainerEngine(training, reason=reason)
-        return IntervalLoop(training, self.stack_size, stacks_alone=self.on_gpu)
-
-    @property
-    def reason_for_lightning(self) -> str | None:
-        """Why Lightning's loop trains all trials; None if each trial decides."""
-        if self.ranks > 1:
-            return f"{self.ranks} ranks train each trial"
-        if self.study.engine == LIGHTNING:
-            return ENGINE_SET
-        return None
+    def engine(self, checkpoints: Checkpoints | None = None) -> TrialEngine:
+        """Return the engine that trains the trials."""
+        return TrialEngine(
+            self.training(checkpoints),
+            self.stack_size,
+            stacks_alone=self.on_gpu,
+            engine=self.study.engine,
+        )
 
     @property
     def stack_size(self) -> int:

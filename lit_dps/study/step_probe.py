@@ -20,7 +20,7 @@ from torch import nn
 
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import Cell, Trial
-from lit_dps.engines.engine import MAX_STORED_SCORES, network_is_shared
+from lit_dps.engines.trial_settings import MAX_STORED_SCORES, network_is_shared
 from lit_dps.pruning import Mask, Network, OneShot, prunable
 from lit_dps.pruning.isometry import STEPS, restore_isometry
 from lit_dps.readings import Moment, ReadingsCallback

@@ -24,7 +24,8 @@ from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import Unguarded, UserError
 from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.trial import Status, TrialResult
-from lit_dps.engines.engine import Engine, NextAttempt, RaiseIfStopped
+from lit_dps.engines.trial_engine import TrialEngine
+from lit_dps.engines.trial_settings import NextAttempt, RaiseIfStopped
 from lit_dps.parallel import fork_server as processes
 from lit_dps.parallel import launch, ranks
 from lit_dps.parallel.gpus import worker_environment
@@ -54,8 +55,8 @@ GRACE_SECONDS = 20  # that a worker has to finish its validation when another wo
 RECEIVE_SECONDS = 1  # between two checks whether a stop was requested
 EventListener = Callable[[ProgressEvent], None]
 Results = Generator[TrialResult, None, None]
-# Like `Engine.train`, with the engine as its first argument.
-TrainOnRanks = Callable[[Engine, NextAttempt, RaiseIfStopped], Iterator[TrialResult]]
+# Like `TrialEngine.train`, with the engine as its first argument.
+TrainOnRanks = Callable[[TrialEngine, NextAttempt, RaiseIfStopped], Iterator[TrialResult]]
 
 
 class WorkerError(RuntimeError):
@@ -322,8 +323,8 @@ def all_ranks(setup: StudySetup) -> Iterator[TrainOnRanks]:
     torchrun has started them.
 
     Yields:
-        A function like `Engine.train` with the engine as its first argument; all ranks train each
-        attempt.
+        A function like `TrialEngine.train` with the engine as its first argument. All ranks train
+        each attempt.
 
     Raises:
         RankLost: if a rank died.
@@ -349,9 +350,9 @@ class _FirstRank:
         self._sources = dict(setup.sources)
 
     def train(
-        self, engine: Engine, next_attempt: NextAttempt, raise_if_stopped: RaiseIfStopped
+        self, engine: TrialEngine, next_attempt: NextAttempt, raise_if_stopped: RaiseIfStopped
     ) -> Iterator[TrialResult]:
-        """Train attempts by an engine on all ranks; see `Engine.train`."""
+        """Train attempts by an engine on all ranks; see `TrialEngine.train`."""
         for result in engine.train(partial(self._broadcast_next, next_attempt), raise_if_stopped):
             self.others_train = False
             yield result

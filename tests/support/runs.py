@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from lit_dps.core.attempt import Attempt
-from lit_dps.core.trial import Cell, Trial, TrialResult
-from lit_dps.engines.engine import Engine
-from lit_dps.engines.interval_loop import IntervalLoop
-from lit_dps.engines.trainer import TrainerEngine
+from lit_dps.core.trial import LIGHTNING, Cell, Trial, TrialResult
+from lit_dps.engines.trial_engine import TrialEngine
 from lit_dps.storage.trial_queue import TrialQueue
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.workload import Workload
@@ -33,10 +31,11 @@ def engine(
     ahead: int | None = None,
     stacks_alone: bool = False,
     **common: Any,
-) -> Engine:
-    """The interval loop, or Lightning's; `common` are further arguments of `TrialSettings`."""
+) -> TrialEngine:
+    """An engine that chooses the loop, or trains by Lightning's loop; `common` are further arguments of `TrialSettings`."""
     training = training_of(workload, goal, **common)
-    return IntervalLoop(training, size, ahead, stacks_alone) if lean else TrainerEngine(training)
+    name = "auto" if lean else LIGHTNING
+    return TrialEngine(training, size, ahead, stacks_alone, name)
 
 
 def runs(

@@ -9,7 +9,7 @@ from lightning.pytorch import LightningDataModule
 
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.trial_config import TRIAL_SECTIONS
-from lit_dps.engines.engine import TrialSettings
+from lit_dps.engines.trial_settings import TrialSettings
 from lit_dps.readings.registry import resolve_readings
 from lit_dps.study.preflight.check import check_configuration, check_with_dry_run
 from lit_dps.study.setup import StudySetup

@@ -17,7 +17,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.trial import Trial
-from lit_dps.engines.engine import TrialSettings
+from lit_dps.engines.trial_settings import TrialSettings
 from lit_dps.study.preflight.short_trial import ShortTrial, goal_of, perturb
 from lit_dps.study.preflight.varied_trials import with_cell
 from lit_dps.study.probe_run import EndProbe, probe_fit

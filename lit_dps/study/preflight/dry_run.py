@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.trial import SCHEDULE, WARM_UP, Trial
 from lit_dps.engines.eligible import standard_data
-from lit_dps.engines.engine import TrialSettings
+from lit_dps.engines.trial_settings import TrialSettings
 from lit_dps.parallel.example_count import DIVISIBLE
 from lit_dps.pruning import FromFile
 from lit_dps.pruning.from_file import WEIGHTS_KEY

@@ -19,7 +19,7 @@ from lit_dps.core.search_space import Choices
 from lit_dps.core.trial import Trial, Value, text_of
 from lit_dps.core.trial_config import plain
 from lit_dps.core.user_code import texts_in
-from lit_dps.engines.engine import TrialSettings
+from lit_dps.engines.trial_settings import TrialSettings
 from lit_dps.optim import RULES
 from lit_dps.optim.parameter_groups import group_settings
 from lit_dps.study.data_hashes import fingerprint

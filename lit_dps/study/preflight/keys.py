@@ -24,7 +24,7 @@ from lit_dps.core.search_space import Choices
 from lit_dps.core.trial import Cell, Trial, Value
 from lit_dps.core.trial_config import AVERAGE_KEY, BatchConfig
 from lit_dps.core.unit import STEPS
-from lit_dps.engines.engine import METHOD_OPTIONS, takes_option
+from lit_dps.engines.trial_settings import METHOD_OPTIONS, takes_option
 from lit_dps.pruning import pruner_of
 from lit_dps.pruning.from_file import PATH_KEY
 from lit_dps.readings.reading import KEY as READINGS_KEY

@@ -21,7 +21,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from lit_dps.core.errors import first_line
 from lit_dps.core.trial import Trial
-from lit_dps.engines.engine import TrialSettings
+from lit_dps.engines.trial_settings import TrialSettings
 from lit_dps.parallel.example_count import can_be_cut, cut
 from lit_dps.study.probe_run import EndProbe, probe_fit
 from lit_dps.study.setup import StudySetup

@@ -19,7 +19,7 @@ from lit_dps.core.batch_schedule import NAME_KEY
 from lit_dps.core.errors import ConfigError, first_line
 from lit_dps.core.goal import rule_of as goal_rule_of
 from lit_dps.core.trial import Trial
-from lit_dps.engines.engine import TrialSettings
+from lit_dps.engines.trial_settings import TrialSettings
 from lit_dps.module import ImageClassifier
 from lit_dps.optim import OURS, RULES, Rule
 from lit_dps.pruning import pruner_of

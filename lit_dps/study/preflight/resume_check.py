@@ -21,7 +21,7 @@ from lit_dps.core.errors import ConfigError, first_line
 from lit_dps.core.search_space import extreme_points
 from lit_dps.core.trial import Status, Trial
 from lit_dps.core.unit import SECONDS
-from lit_dps.engines.engine import TrialSettings
+from lit_dps.engines.trial_settings import TrialSettings
 from lit_dps.study.data_hashes import fingerprint
 from lit_dps.study.preflight.short_trial import ShortGoal, build_short
 from lit_dps.study.setup import StudySetup

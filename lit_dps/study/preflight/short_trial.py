@@ -30,9 +30,9 @@ from lit_dps.core.errors import (
 from lit_dps.core.trial import Trial
 from lit_dps.data.loaders import EndlessLoader
 from lit_dps.engines.eligible import standard_data
-from lit_dps.engines.engine import TrialSettings
+from lit_dps.engines.lightning_loop import TrialFit
 from lit_dps.engines.metric_objects import metric_objects
-from lit_dps.engines.trainer import TrialFit
+from lit_dps.engines.trial_settings import TrialSettings
 from lit_dps.module import ImageClassifier
 from lit_dps.training import GoalErrorCallback, lightning_private
 from lit_dps.training.checkpoint_files import CheckpointFile
@@ -113,7 +113,7 @@ def build_short(
 def run_short(
     training: TrialSettings, trial: Trial, watchers: Sequence[Callback] = ()
 ) -> ShortTrial:
-    """Train a trial for a few optimizer steps, as `TrainerEngine` does, and return the results.
+    """Train a trial for a few optimizer steps, as `LightningLoop` does, and return the results.
 
     The order is: a pruning pass over the first and the last batch, the first and the last batches
     of an epoch, the end of the epoch, and a step of the next epoch. There are two validations. The

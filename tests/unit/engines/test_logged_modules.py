@@ -10,15 +10,14 @@ from lightning.pytorch import Callback
 from torch.utils.data import DataLoader, RandomSampler
 
 from lit_dps.core.goal import Goal
-from lit_dps.core.trial import Cell, Trial
-from lit_dps.engines import interval_loop
+from lit_dps.core.trial import LIGHTNING, Cell, Trial
+from lit_dps.engines import trial_engine
 from lit_dps.engines.eligible import ineligibility_reason
-from lit_dps.engines.interval_loop import IntervalLoop
 from lit_dps.engines.loader_data import Examples
 from lit_dps.engines.logged_module import MeanOverBatches, Unknown
 from lit_dps.engines.module_hooks import NeedsLightning
 from lit_dps.engines.stack import StackedNetworks
-from lit_dps.engines.trainer import TrainerEngine
+from lit_dps.engines.trial_engine import TrialEngine
 from lit_dps.module import ImageClassifier
 from lit_dps.parallel.process import Interrupted
 from lit_dps.readings import Reading
@@ -127,7 +126,8 @@ def test_weights_and_running_statistics_are_those_of_lightning_s_loop(
     goal = {"metric": "val_loss", "at_most": 0.01, "check_interval": 2, "max_steps": 4}
     asked = trials(Cell(32, 0.5), rates=(0.001, 0.003))
     reference = KeepsState()
-    lightning = TrainerEngine(training_of(used, goal), callbacks=(reference,))
+    settings = training_of(used, goal)
+    lightning = TrialEngine(settings, engine=LIGHTNING, callbacks=(reference,))
     assert len(list(lightning.train(runs(asked, goal)))) == 2
     stacks = []
     make = StackedNetworks.__init__
@@ -342,7 +342,7 @@ def test_the_reason_is_stored_with_a_trial_that_lightning_s_loop_trains():
     (result,) = train(trials(Cell(16, 0.0))[:1], workload("optimizers.MaxNorm"), GOAL, size=4)
     assert result.engine == "lightning"
     assert result.engine_reason == "MaxNorm overrides on_train_batch_end"
-    loop = IntervalLoop(training_of(workload(), GOAL), stack_size=1)
+    loop = TrialEngine(training_of(workload(), GOAL), stack_size=1)
     choice = loop.choose(trials(Cell(16, 0.0))[0])
     assert (choice.engine, choice.reason) == ("lightning", "Net is not an ImageClassifier")
 
@@ -361,14 +361,14 @@ def test_the_loop_of_a_module_depends_on_its_type_and_not_on_words(monkeypatch):
         reasons.append(stacked)
         return f"{'stacked' if stacked else 'alone'}: this is no ImageClassifier"
 
-    monkeypatch.setattr(interval_loop, "ineligibility_reason", reason)
+    monkeypatch.setattr(trial_engine, "ineligibility_reason", reason)
     trial = Trial(Cell(16, 0.0), 0, {})
     for name in ("Classifier", "AbsentClass"):
         model = {"class_path": f"{__name__}.{name}"}
         used = Workload(model, spec("data.Clouds"), {"accelerator": "cpu"})
-        choice = IntervalLoop(training_of(used, GOAL), stack_size=4).choose(trial)
+        choice = TrialEngine(training_of(used, GOAL), stack_size=4).choose(trial)
         assert (choice.engine, choice.reason.partition(":")[0]) == ("lightning", "alone")
-    choice = IntervalLoop(training_of(workload(), GOAL), stack_size=4).choose(trial)
+    choice = TrialEngine(training_of(workload(), GOAL), stack_size=4).choose(trial)
     assert (choice.engine, choice.reason.partition(":")[0]) == ("lightning", "stacked")
     assert reasons == [True, False, True, False, True]
 

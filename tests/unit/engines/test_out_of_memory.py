@@ -12,11 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lit_dps.core.trial import SINGLE, STACKED, Cell, Status, TrialResult
 from lit_dps.engines import stack_filler
-from lit_dps.engines.interval_loop import IntervalLoop
 from lit_dps.engines.memory import StackLimit, is_out_of_memory
 from lit_dps.engines.network_run import NetworkRun
 from lit_dps.engines.row_tensors import RowConverter
 from lit_dps.engines.stack import StackedNetworks
+from lit_dps.engines.trial_engine import TrialEngine
 from lit_dps.optim.stacked_update import StackedUpdate
 from lit_dps.training.checkpoint_files import Checkpoints
 from lit_dps.training.early_validation import HardestFirst
@@ -249,7 +249,7 @@ class FailingOperations(TorchDispatchMode):
 
     def watch(self, monkeypatch) -> None:
         """Count the operations while a stack trains."""
-        train_stack = IntervalLoop._train_stack
+        train_stack = TrialEngine._train_stack
 
         def watched(loop, *args):
             results = train_stack(loop, *args)
@@ -263,7 +263,7 @@ class FailingOperations(TorchDispatchMode):
                     return
                 yield result
 
-        monkeypatch.setattr(IntervalLoop, "_train_stack", watched)
+        monkeypatch.setattr(TrialEngine, "_train_stack", watched)
 
 
 def train_with_failures(monkeypatch, at: set[int], used, **options) -> tuple[list, int]:

@@ -8,10 +8,10 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor, nn
 
 from lit_dps.core.goal import Goal
-from lit_dps.core.trial import Cell
+from lit_dps.core.trial import LIGHTNING, Cell
 from lit_dps.engines.eligible import ineligibility_reason
 from lit_dps.engines.stack import StackedNetworks
-from lit_dps.engines.trainer import TrainerEngine
+from lit_dps.engines.trial_engine import TrialEngine
 from lit_dps.optim import ADAMW, OURS, RULES, StackedUpdate, rule_of
 from lit_dps.optim.parameter_groups import names_of_groups
 from lit_dps.parallel.process import Interrupted
@@ -58,7 +58,8 @@ def test_the_weights_are_those_of_lightning_s_loop(model, arguments, monkeypatch
     goal = {"metric": "val_loss", "at_most": 1e-6, "check_interval": 4, "max_steps": 8}
     asked = trials(Cell(32, 0.5), rates=(0.01, 0.03))
     reference = KeepsState()
-    lightning = TrainerEngine(training_of(used, goal), callbacks=(reference,))
+    settings = training_of(used, goal)
+    lightning = TrialEngine(settings, engine=LIGHTNING, callbacks=(reference,))
     assert len(list(lightning.train(runs(asked, goal)))) == 2
     kept: list[dict[str, Tensor]] = []
     take = StackedNetworks.keep

@@ -11,7 +11,7 @@ from lightning.pytorch import Callback
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.trial import Cell, Trial
-from lit_dps.engines.trainer import TrialFit
+from lit_dps.engines.lightning_loop import TrialFit
 from lit_dps.study.preflight.dry_run import dry_run
 from tests.unit.engines.test_engine import quiet  # noqa: F401
 from tests.unit.study.test_dry_run import of, setup

@@ -8,7 +8,7 @@ import signal
 from lightning.pytorch import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 
-from lit_dps.engines.trainer import StudySignals
+from lit_dps.engines.lightning_loop import StudySignals
 
 
 class Watching(BoringModel):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lit_dps.core.trial import SINGLE, STACKED, Cell, Status, Trial, TrialResult
-from lit_dps.engines import interval_loop, stack_filler
+from lit_dps.engines import stack_filler, trial_engine
 from lit_dps.engines.memory import WHOLE_BATCHES
 from lit_dps.engines.stack import StackedNetworks
 from lit_dps.engines.stack_filler import DIFFERENT_MODULE
@@ -208,7 +208,7 @@ def test_batches_are_divided_unless_the_loss_moves_untrained_parameters(
             compared.append(super()._values_of(module))
             return compared[-1]
 
-    monkeypatch.setattr(interval_loop, "StackedNetworks", Watched)
+    monkeypatch.setattr(trial_engine, "StackedNetworks", Watched)
     monkeypatch.setattr(stack_filler, "_Reference", Reference)
     model = {
         "class_path": "lit_dps.module.ImageClassifier",

@@ -11,9 +11,9 @@ from lit_dps.core.attempt import Attempt
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import STACKED, Cell, Trial
 from lit_dps.engines import stack_filler, stacked_scores
-from lit_dps.engines.engine import TrialSettings
 from lit_dps.engines.network_run import NetworkRun, build_trial
 from lit_dps.engines.stacked_scores import scores_of_new_runs, scores_of_stack
+from lit_dps.engines.trial_settings import TrialSettings
 from lit_dps.pruning import top_k
 from lit_dps.pruning.snip import Snip
 from lit_dps.training import GoalErrorCallback

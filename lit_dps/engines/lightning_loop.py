@@ -1,22 +1,21 @@
-"""The Trainer engine: trains any module and data module by Lightning's `Trainer.fit`."""
+"""LightningLoop: trains any module and data module by Lightning's `Trainer.fit`."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.errors import UserError
-from lit_dps.core.trial import LIGHTNING, NOISE_SCALE, RANKS, Trial, TrialResult
+from lit_dps.core.trial import LIGHTNING, NOISE_SCALE, RANKS, Trial
 from lit_dps.core.unit import EXAMPLES
 from lit_dps.engines.eligible import standard_data
-from lit_dps.engines.engine import NextAttempt, RaiseIfStopped, TrialSettings
+from lit_dps.engines.trial_settings import RaiseIfStopped, TrialSettings
 from lit_dps.parallel import ranks
 from lit_dps.readings.callback import ReadingsCallback
 from lit_dps.readings.gradient_noise import NoiseScaleCallback
@@ -80,7 +79,7 @@ class TrialFit:
             attempt: The attempt at the trial.
             goal_callback: Validates the run instead of the study's callback.
             file: The file in which the run is saved; None saves nothing.
-            raise_if_stopped: See `Engine.train`.
+            raise_if_stopped: see `TrialEngine.train`.
         """
         trial = attempt.study_trial
         built = settings.workload.build(trial)
@@ -149,11 +148,8 @@ class TrialFit:
 
 
 @dataclass(frozen=True)
-class TrainerEngine:
-    """Trains attempts of any LightningModule and LightningDataModule, one after another.
-
-    An error of a module, its data or a callback makes its trial a failed one. With several ranks
-    the error is raised.
+class LightningLoop:
+    """Trains attempts of any LightningModule and LightningDataModule.
 
     Attributes:
         settings: The settings that the trials share.
@@ -165,15 +161,7 @@ class TrainerEngine:
     callbacks: tuple[Callback, ...] = ()
     reason: str = ""
 
-    def train(
-        self, next_attempt: NextAttempt, raise_if_stopped: RaiseIfStopped = lambda: None
-    ) -> Iterator[TrialResult]:
-        """Train attempts until none remains, and yield each result; see `Engine.train`."""
-        train_one = partial(self.train_one, raise_if_stopped=raise_if_stopped)
-        while (attempt := next_attempt()) is not None:
-            yield self.settings.run_attempt(attempt, train_one)
-
-    def train_one(self, attempt: Attempt, raise_if_stopped: RaiseIfStopped = lambda: None) -> None:
+    def train(self, attempt: Attempt, raise_if_stopped: RaiseIfStopped = lambda: None) -> None:
         """Train an attempt until it ends or pauses, from its checkpoint if there is one.
 
         Raises:

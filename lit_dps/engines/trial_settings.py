@@ -1,34 +1,24 @@
-"""Engine: the protocol of all engines; TrialSettings: what the trials of a study share.
-
-`IntervalLoop` trains the trials that it supports without Lightning's loop. `TrainerEngine` trains
-any trial with Lightning's loop. Both pass each validation to `Attempt.record`, which decides
-whether the run continues.
-"""
+"""TrialSettings: the settings that the trials of a study share, and results that they share."""
 
 from __future__ import annotations
 
 import inspect
-import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from lit_dps.core.attempt import Attempt
-from lit_dps.core.errors import StorageError, UserError, error_text
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.registry import argument_names, named_class
 from lit_dps.core.search_space import RATE_NAMES
-from lit_dps.core.trial import Status, Trial, TrialResult
+from lit_dps.core.trial import Trial
 from lit_dps.core.trial_config import BatchConfig, GoalConfig, OptimConfig, PruningConfig, plain
-from lit_dps.engines.module_hooks import NeedsLightning
-from lit_dps.parallel import ranks
 from lit_dps.pruning import PRUNERS, Pruner
 from lit_dps.pruning.pruner import Scores
 from lit_dps.readings.registry import ReadingSpec
 from lit_dps.training import BatchScheduleCallback, PruningCallback
 from lit_dps.training.checkpoint_files import CheckpointFile, Checkpoints
-from lit_dps.training.lightning_private import error_of_fit
 from lit_dps.training.workload import Workload
 
 # Prefix of keys that name an argument of the pruning method, such as an axis of the grid.
@@ -48,24 +38,6 @@ def takes_option(method: str, name: str) -> bool:
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return True
     return name in argument_names(kind)
-
-
-class Engine(Protocol):
-    """Trains attempts at trials."""
-
-    def train(
-        self, next_attempt: NextAttempt, raise_if_stopped: RaiseIfStopped = lambda: None
-    ) -> Iterator[TrialResult]:
-        """Train attempts until none remains, and yield each result as soon as it is available.
-
-        Args:
-            next_attempt: Returns the next attempt, or None if no attempt remains at present. An
-                engine calls it when it has room for another attempt.
-            raise_if_stopped: Called after a validation if the run continues. It may raise to stop
-                training, then on all ranks. The runs are saved. They resume when they are attempted
-                again.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -224,34 +196,6 @@ class TrialSettings:
         if batch:
             settings["batch"] = batch
         return self.checkpoints.file(trial, settings)
-
-    def run_attempt(self, attempt: Attempt, train: Callable[[Attempt], None]) -> TrialResult:
-        """Train an attempt and return its result; an error in its code makes it a failed trial.
-
-        Raises:
-            NeedsLightning: If the interval loop cannot train the attempt.
-            Exception: Errors of the storage or of a rank; on several ranks any error, because the
-                other ranks may be elsewhere in the code.
-        """
-        try:
-            train(attempt)
-        except NeedsLightning:
-            raise
-        except Exception as raised:
-            error = error_of_fit(raised)
-            if isinstance(error, StorageError) or ranks.is_rank_loss(error) or ranks.world() > 1:
-                raise
-            if self.checkpoints is not None and attempt.trial is not None:
-                self.checkpoints.remove(attempt.trial)
-            if isinstance(error, UserError):
-                text = str(error)
-            else:
-                text = f"{type(error).__name__}: {error_text(error)}"
-            attempt.restart()
-            attempt.status = Status.FAILED
-            attempt.failure = text.strip().splitlines()[0].removesuffix(":")
-            attempt.traceback = "".join(traceback.format_exception(error))
-        return attempt.result()
 
 
 def network_is_shared(workload: Workload) -> bool:

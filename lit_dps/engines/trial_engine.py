@@ -1,26 +1,37 @@
-"""The interval loop: trains runs from one check to the next, without Lightning's loop.
+"""TrialEngine: trains the trials of a study, each by the fastest loop that supports it.
 
-A single network trains with the same result as in Lightning's loop, to the bit (`SingleNetwork`).
-A stack trains many networks of one batch size at once, of all sparsities (`StackedNetworks`). Their
-gradients differ by rounding, which training amplifies. The K of a stacked trial is therefore
-another draw from the same distribution.
+- A stack trains many networks of one batch size at once, of all sparsities (`StackedNetworks`).
+  Their gradients differ by rounding, which training amplifies. The K of a stacked trial is
+  therefore another draw from the same distribution.
+- A single network trains with the same result as in Lightning's loop, to the bit
+  (`SingleNetwork`).
+- Lightning's loop trains any LightningModule (`LightningLoop`).
 """
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple
 
 import torch
+from lightning.pytorch import Callback
 
 from lit_dps.core.attempt import Attempt
-from lit_dps.core.errors import StorageError
-from lit_dps.core.trial import LIGHTNING, SINGLE, STACKED, Status, Trial, TrialResult
+from lit_dps.core.errors import StorageError, UserError, error_text
+from lit_dps.core.trial import (
+    ENGINE_SET,
+    LIGHTNING,
+    SINGLE,
+    STACKED,
+    Status,
+    Trial,
+    TrialResult,
+)
 from lit_dps.engines.check_outcome import ValidationOutcome
 from lit_dps.engines.eligible import NO_CLASSIFIER, ineligibility_reason, is_no_classifier
-from lit_dps.engines.engine import NextAttempt, RaiseIfStopped, TrialSettings
+from lit_dps.engines.lightning_loop import LightningLoop
 from lit_dps.engines.memory import StackLimit, free_unused_memory, is_out_of_memory
 from lit_dps.engines.module_hooks import NeedsLightning, end_module
 from lit_dps.engines.network_run import NetworkRun, build_trial
@@ -28,11 +39,14 @@ from lit_dps.engines.run_group import RunGroup
 from lit_dps.engines.single_network import SingleNetwork
 from lit_dps.engines.stack import StackedNetworks
 from lit_dps.engines.stack_filler import AttemptQueue, StackFiller, batching_key
-from lit_dps.engines.trainer import TrainerEngine
+from lit_dps.engines.trial_settings import NextAttempt, RaiseIfStopped, TrialSettings
 from lit_dps.module import ImageClassifier
+from lit_dps.parallel import ranks
+from lit_dps.parallel.ddp import ranks_asked
 from lit_dps.training.checkpoint_files import CannotResume
 from lit_dps.training.early_validation import HardestFirst
 from lit_dps.training.hidden_state import preserve_rng_state
+from lit_dps.training.lightning_private import error_of_fit
 
 
 class LoopChoice(NamedTuple):
@@ -50,33 +64,45 @@ class LoopChoice(NamedTuple):
 
 
 @dataclass(frozen=True)
-class IntervalLoop:
-    """Trains the attempts that it supports, and the others by Lightning's loop.
+class TrialEngine:
+    """Trains attempts at trials, each by the fastest loop that supports it.
 
-    `eligible.ineligibility_reason` decides which trials it supports. The runs of a stack differ in
-    initial weights, mask, learning rate, momentum, schedule, order of examples, and end. When a run
-    ends, the next attempt takes its row at the same check. Networks, masks, update rules,
-    schedules, batches and the goal are equal to those in `TrainerEngine`.
+    `eligible.ineligibility_reason` decides which trials the faster loops support. The runs of a
+    stack differ in initial weights, mask, learning rate, momentum, schedule, order of examples, and
+    end. When a run ends, the next attempt takes its row at the same validation. Networks, masks,
+    update rules, schedules, batches and the goal are equal in all loops.
 
     Attributes:
         settings: The settings that the trials share.
         stack_size: The largest number of networks in a stack; 1 trains one run after another.
-        intervals_ahead: Check intervals that a stack trains before their checks; None to choose
-            them by the device (`RunGroup.choose_intervals`). Results do not depend on it.
+        intervals_ahead: Intervals that a stack trains before it validates them; None to choose them
+            by the device (`RunGroup.choose_intervals`). Results do not depend on it.
         stacks_alone: Whether a network without company is a stack of one. On a GPU a stack trains
             by graphs, several times as fast at small batch sizes.
+        engine: The engine of the study; `LIGHTNING` trains all trials by Lightning's loop.
+        callbacks: Further callbacks of the trials in Lightning's loop.
     """
 
     settings: TrialSettings
     stack_size: int = 1
     intervals_ahead: int | None = None
     stacks_alone: bool = False
+    engine: str = "auto"
+    callbacks: tuple[Callback, ...] = ()
     _limit: StackLimit = field(default_factory=StackLimit, init=False, repr=False, compare=False)
 
     def train(
         self, next_attempt: NextAttempt, raise_if_stopped: RaiseIfStopped = lambda: None
     ) -> Iterator[TrialResult]:
-        """Train attempts until none remains, and yield each result; see `Engine.train`."""
+        """Train attempts until none remains, and yield each result as soon as it is available.
+
+        Args:
+            next_attempt: Returns the next attempt, or None if no attempt remains at present. It is
+                called when there is room for another attempt.
+            raise_if_stopped: Called after a validation if the run continues. It may raise to stop
+                training, then on all ranks. The runs are saved. They resume when they are attempted
+                again.
+        """
         queue = AttemptQueue(next_attempt, self.stack_size)
         choices: dict[tuple, LoopChoice] = {}
         while True:
@@ -87,20 +113,21 @@ class IntervalLoop:
             if key.loop_key not in choices:
                 choices[key.loop_key] = self.choose(attempt.study_trial)
             choice = choices[key.loop_key]
-            if choice.engine == LIGHTNING:
-                yield self._train_by_lightning(attempt, raise_if_stopped, choice.reason)
-            elif choice.engine == STACKED and (
+            if choice.engine == STACKED and (
                 choice.needs_stack or self.stacks_alone or queue.has(key)
             ):
                 yield from self._train_stack(attempt, queue, raise_if_stopped)
-            else:
-                result = self._train_single(attempt, raise_if_stopped, choice.reason)
-                if result.engine == LIGHTNING:
-                    choices[key.loop_key] = LoopChoice(LIGHTNING, result.engine_reason)
-                yield result
+                continue
+            result = self._train_alone(attempt, raise_if_stopped, choice)
+            if result.engine == LIGHTNING:
+                choices[key.loop_key] = LoopChoice(LIGHTNING, result.engine_reason)
+            yield result
 
     def choose(self, trial: Trial) -> LoopChoice:
         """Return the loop that trains a trial, and why it is not a faster one."""
+        reason = self._reason_for_lightning
+        if reason is not None:
+            return LoopChoice(LIGHTNING, reason)
         needs_stack = is_no_classifier(self.settings, trial)
         reason_against_stack = ""
         if self.stack_size > 1:
@@ -115,45 +142,84 @@ class IntervalLoop:
             return LoopChoice(LIGHTNING, reason)
         return LoopChoice(SINGLE, reason_against_stack)
 
-    def _train_by_lightning(
-        self, attempt: Attempt, raise_if_stopped: RaiseIfStopped, reason: str
+    @property
+    def _reason_for_lightning(self) -> str | None:
+        """Why Lightning's loop trains all trials; None if each trial decides."""
+        processes = ranks_asked(self.settings.workload.trainer)
+        if processes > 1:
+            return f"{processes} ranks train each trial"
+        if self.engine == LIGHTNING:
+            return ENGINE_SET
+        return None
+
+    def _train_alone(
+        self, attempt: Attempt, raise_if_stopped: RaiseIfStopped, choice: LoopChoice
     ) -> TrialResult:
-        """Train an attempt by Lightning's loop and return its result."""
-        lightning = TrainerEngine(self.settings, reason=reason)
-        train_one = partial(lightning.train_one, raise_if_stopped=raise_if_stopped)
-        return self.settings.run_attempt(attempt, train_one)
+        """Train one attempt and return its result; an error in its code makes it a failed trial.
+
+        Raises:
+            Exception: Errors of the storage or of a rank; on several ranks any error, because the
+                other ranks may be elsewhere in the code.
+        """
+        try:
+            if choice.engine == LIGHTNING:
+                self._lightning_loop(choice.reason).train(attempt, raise_if_stopped)
+            else:
+                self._train_single(attempt, raise_if_stopped, choice.reason)
+        except Exception as raised:
+            error = error_of_fit(raised)
+            if isinstance(error, StorageError) or ranks.is_rank_loss(error) or ranks.world() > 1:
+                raise
+            self._fail(attempt, error)
+        return attempt.result()
+
+    def _lightning_loop(self, reason: str) -> LightningLoop:
+        """Return the loop for trials that no faster loop trains for a reason."""
+        return LightningLoop(self.settings, self.callbacks, reason)
+
+    def _fail(self, attempt: Attempt, error: BaseException) -> None:
+        """Make an attempt a failed trial, and remove its checkpoint."""
+        if self.settings.checkpoints is not None:
+            self.settings.checkpoints.remove(attempt.study_trial)
+        if isinstance(error, UserError):
+            text = str(error)
+        else:
+            text = f"{type(error).__name__}: {error_text(error)}"
+        attempt.restart()
+        attempt.status = Status.FAILED
+        attempt.failure = text.strip().splitlines()[0].removesuffix(":")
+        attempt.traceback = "".join(traceback.format_exception(error))
 
     def _train_single(
         self, attempt: Attempt, raise_if_stopped: RaiseIfStopped, reason: str
-    ) -> TrialResult:
-        """Train one attempt and return its result.
+    ) -> None:
+        """Train one attempt as a single network, else by Lightning's loop.
 
         Args:
             attempt: The attempt.
-            raise_if_stopped: See `Engine.train`.
+            raise_if_stopped: See `train`.
             reason: Why it is not stacked; empty if no stack is faster, as for a single attempt.
         """
-        run_single = partial(self._run_single, raise_if_stopped=raise_if_stopped, reason=reason)
         try:
-            return self.settings.run_attempt(attempt, run_single)
+            try:
+                self._train_network(attempt, raise_if_stopped, reason)
+            except CannotResume:
+                attempt.restart()
+                self._train_network(attempt, raise_if_stopped, reason)
         except NeedsLightning as error:
             # The module has done something for the first time that Lightning's loop alone supports.
             attempt.restart()
-            return self._train_by_lightning(attempt, raise_if_stopped, str(error))
+            self._lightning_loop(str(error)).train(attempt, raise_if_stopped)
 
-    def _run_single(self, attempt: Attempt, raise_if_stopped: RaiseIfStopped, reason: str) -> None:
-        """Train one attempt until it ends or pauses.
+    def _train_network(
+        self, attempt: Attempt, raise_if_stopped: RaiseIfStopped, reason: str
+    ) -> None:
+        """Train a single network until its attempt ends or pauses, from a checkpoint if it has one.
 
-        If its checkpoint cannot be restored, it begins again, as in Lightning's loop.
+        Raises:
+            CannotResume: If its checkpoint cannot be restored. The file is removed.
+            NeedsLightning: If the module does what only Lightning's loop supports.
         """
-        try:
-            self._run_once(attempt, raise_if_stopped, reason)
-        except CannotResume:
-            attempt.restart()
-            self._run_once(attempt, raise_if_stopped, reason)
-
-    def _run_once(self, attempt: Attempt, raise_if_stopped: RaiseIfStopped, reason: str) -> None:
-        """Train one attempt, from its checkpoint if there is one, until it ends or pauses."""
         trial = attempt.study_trial
         attempt.set_engine(SINGLE, reason)
         # Random layers, such as dropout, draw from the seed of the point.
@@ -197,7 +263,8 @@ class IntervalLoop:
                 if filler.has_pending:  # memory was insufficient
                     free_unused_memory()
         for unstacked in filler.unstacked:
-            yield self._train_single(unstacked.attempt, raise_if_stopped, unstacked.reason)
+            choice = LoopChoice(SINGLE, unstacked.reason)
+            yield self._train_alone(unstacked.attempt, raise_if_stopped, choice)
 
     def _train_runs(
         self, runs: list[NetworkRun], filler: StackFiller, raise_if_stopped: RaiseIfStopped
