@@ -48,7 +48,7 @@ class TrialFit:
         goal_callback: Validates the run and ends it.
         pruning, examples, schedule, delay, local, average, readings, batch: Further callbacks of
             the study.
-        checkpoint: Saves the run; None if the run is not saved.
+        checkpoint: Stops and saves the run.
     """
 
     built: Built
@@ -61,7 +61,7 @@ class TrialFit:
     average: AverageCallback
     readings: ReadingsCallback
     batch: BatchScheduleCallback
-    checkpoint: CheckpointCallback | None
+    checkpoint: CheckpointCallback
 
     @classmethod
     def of(
@@ -79,7 +79,7 @@ class TrialFit:
             attempt: The attempt at the trial.
             goal_callback: Validates the run instead of the study's callback.
             file: The file in which the run is saved; None saves nothing.
-            raise_if_stopped: see `TrialEngine.train`.
+            raise_if_stopped: See `TrialEngine.train`.
         """
         trial = attempt.study_trial
         built = settings.workload.build(trial)
@@ -88,17 +88,12 @@ class TrialFit:
             goal_callback = GoalErrorCallback.of(settings.goal)
             goal_callback.shown_steps = settings.shown_steps
         goal_callback.record_in(attempt)
-        goal_callback.after_check = raise_if_stopped
         batch = settings.batch_callback(trial)
         if not batch.schedule.is_constant:
             attempt.count(EXAMPLES.column)
-        checkpoint = None
-        if file is not None and settings.checkpoints is not None:
-            checkpoint = CheckpointCallback(
-                file, settings.checkpoints.seconds, attempt, raise_if_stopped
-            )
-            goal_callback.after_check = checkpoint.checked
-            goal_callback.saves_pause = lambda: checkpoint.can_save
+        checkpoint = CheckpointCallback(attempt, file, raise_if_stopped)
+        goal_callback.after_check = checkpoint.after_validation
+        goal_callback.saves_pause = lambda: checkpoint.can_save
         return cls(
             built=built,
             goal_callback=goal_callback,
@@ -123,14 +118,13 @@ class TrialFit:
         if self.local.schedule.on:
             callbacks.append(self.local)  # before the goal, which reads the loss of all workers
         if self.average.half_life:
-            callbacks.append(self.average)  # before the goal, which checks the average
+            callbacks.append(self.average)  # before the goal, which validates the average
         callbacks += [self.goal_callback, self.schedule]
         if not standard_data(self.built.data):
             callbacks.append(self.examples)
         if self.readings.has_readings:
             callbacks.append(self.readings)
-        if self.checkpoint is not None:
-            callbacks.append(self.checkpoint)
+        callbacks.append(self.checkpoint)
         return callbacks
 
     def trainer(self, further: Sequence[Callback] = (), last: Sequence[Callback] = ()) -> Trainer:
@@ -238,8 +232,7 @@ def _collect(fit: TrialFit, attempt: Attempt) -> None:
     """Store in an attempt what the callbacks of its fit measured."""
     if fit.pruning.mask is not None:
         attempt.kept = fit.pruning.mask.kept()
-    if fit.checkpoint is not None:
-        attempt.seconds = fit.checkpoint.seconds
+    attempt.seconds = fit.checkpoint.seconds
     attempt.timed = fit.goal_callback.stopwatch.timed
     attempt.flags = {**fit.pruning.flags, **fit.examples.flags, **fit.schedule.flags}
     attempt.flags |= fit.readings.flags

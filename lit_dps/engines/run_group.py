@@ -24,7 +24,6 @@ from lit_dps.engines.trial_settings import RaiseIfStopped, TrialSettings
 from lit_dps.module import ImageClassifier, is_wrong
 from lit_dps.parallel.process import Interrupted
 from lit_dps.training import GoalErrorCallback
-from lit_dps.training.checkpoint_files import MIN_SECONDS_WORTH_SAVING
 from lit_dps.training.early_validation import HardestFirst, MistakeCount
 from lit_dps.training.stopwatch import Stopwatch
 
@@ -330,27 +329,21 @@ class RunGroup:
             ends_now = isinstance(error, Interrupted) and error.now
             if not ends_now:
                 for row in self.networks.live:
-                    self.save_if_worth_it(row)
+                    self.save_if_due(row, run_ends=True)
             raise
         for row in self.networks.live:
-            self._save_if_older(row, math.inf)
+            self.save_if_due(row)
 
-    def save_if_worth_it(self, row: int, number: int | None = None) -> None:
-        """Save a run that ends or pauses here, unless it is faster to train its steps again.
+    def save_if_due(self, row: int, number: int | None = None, run_ends: bool = False) -> None:
+        """Save a run if its file is due (`CheckpointFile.is_due`).
 
         Args:
             row: The row of the run.
             number: Number of the kept row where it ends; None if it ends in its present state.
+            run_ends: Whether the run ends or pauses here.
         """
-        self._save_if_older(row, MIN_SECONDS_WORTH_SAVING, number)
-
-    def _save_if_older(self, row: int, seconds: float, number: int | None = None) -> None:
-        """Save a run if its last file is older than `seconds` or than the checkpoint interval."""
         run = self.networks.run_at(row)
-        checkpoints = self._settings.checkpoints
-        if run.file is None or checkpoints is None:
-            return
-        if time.monotonic() - run.saved_at < min(seconds, checkpoints.seconds):
+        if run.file is None or not run.file.is_due(time.monotonic() - run.saved_at, run_ends):
             return
         try:
             self.networks.write_back(row, number)

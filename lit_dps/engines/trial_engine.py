@@ -237,7 +237,7 @@ class TrialEngine:
                 if attempt.status is None:
                     group.end_interval(raise_if_stopped)
                 elif attempt.status is Status.PAUSED:
-                    group.save_if_worth_it(0)
+                    group.save_if_due(0, run_ends=True)
             # Lightning leaves these hooks out if a callback saves a paused run and ends it.
             if attempt.status is not Status.PAUSED or run.file is None:
                 end_module(run.module)
@@ -347,7 +347,7 @@ def _record_stacked(
         filler.unstack_after_error(attempt, error)
         return None
     if attempt.status is Status.PAUSED:
-        group.save_if_worth_it(outcome.row, outcome.number)
+        group.save_if_due(outcome.row, outcome.number, run_ends=True)
     group.networks.runs[outcome.row] = None
     attempt.seconds = run.elapsed_seconds()
     attempt.set_engine(STACKED)

@@ -6,7 +6,7 @@ Lightning would restore the weights and then shuffle again, so batch 38 would di
 therefore saves, in addition:
 
 - the position in the training data (`ResumableLoader`, below);
-- the states of all random number generators (`rng_state`);
+- the states of all random number generators (`hidden_state`);
 - which parameters are trained, in which groups, and the modes of submodules
   (`capture_trainable`): a callback may unfreeze a backbone in epoch 5 (Lightning issue 21901);
 - attributes of module, data module and callbacks (`hidden_state`).
@@ -33,7 +33,7 @@ from lit_dps.data.loaders import EndlessLoader
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.pruning.mask import hidden_tensors
-from lit_dps.training.checkpoint_files import MIN_SECONDS_WORTH_SAVING, CheckpointFile
+from lit_dps.training.checkpoint_files import CheckpointFile
 from lit_dps.training.hidden_state import (
     capture_attributes,
     capture_rng_state,
@@ -61,9 +61,8 @@ class CheckpointCallback(Callback):
     devices with another strategy than `SharedBatchDDP`.
 
     Args:
-        file: The file of the run.
-        every: Seconds of training between two files.
         attempt: The attempt. When it pauses, it is saved, and the fit ends with `Paused`.
+        file: The file of the run; None saves nothing.
         raise_if_stopped: Called after each validation after which the run continues. If it raises
             an error, on all ranks, the run is saved and the fit ends. If only one rank raises, the
             error must have a true attribute `now`.
@@ -75,14 +74,12 @@ class CheckpointCallback(Callback):
 
     def __init__(
         self,
-        file: CheckpointFile,
-        every: float,
         attempt: Attempt,
+        file: CheckpointFile | None = None,
         raise_if_stopped: Callable[[], None] = lambda: None,
     ):
-        self.file = file
-        self.every = every
         self.attempt = attempt
+        self.file = file
         self.raise_if_stopped = raise_if_stopped
         self.seconds = 0.0
         self._began = time.monotonic()
@@ -99,10 +96,10 @@ class CheckpointCallback(Callback):
     def can_save(self) -> bool:
         return self._loader is not None
 
-    def checked(self) -> None:
-        """Take note of a validation after which the run continues or pauses. Call this at its end.
+    def after_validation(self) -> None:
+        """Stop or save the run if it is time. Call this after a validation that does not end it.
 
-        Other hooks of this step are still to come, so the run is saved before the next batch.
+        Other hooks of this step are still to come, so a run is saved before the next batch.
         """
         if self.can_save:
             self._is_after_validation = True
@@ -110,7 +107,7 @@ class CheckpointCallback(Callback):
             self.raise_if_stopped()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit":
+        if stage == "fit" and self.file is not None:
             self._trainer = trainer
             lightning_private.replace_dataloader(trainer, self._resumable)
 
@@ -144,25 +141,29 @@ class CheckpointCallback(Callback):
         if not self._is_after_validation:
             return
         self._is_after_validation = False
-        seconds = ranks.on_rank_zero(lambda: time.monotonic() - self._last_saved)
+        age = ranks.on_rank_zero(lambda: time.monotonic() - self._last_saved)
         try:
             if self.attempt.status is Status.PAUSED:
                 raise Paused
             self.raise_if_stopped()
         except BaseException as error:
             self._is_paused = isinstance(error, Paused)
-            is_worth_saving = seconds >= min(MIN_SECONDS_WORTH_SAVING, self.every)
             # With `now`, the other ranks do not take part in saving.
-            if is_worth_saving and not getattr(error, "now", False):
+            if self._file.is_due(age, run_ends=True) and not getattr(error, "now", False):
                 self._save()
             raise
-        if seconds >= self.every:
+        if self._file.is_due(age):
             self._save()
+
+    @property
+    def _file(self) -> CheckpointFile:
+        assert self.file is not None
+        return self.file
 
     def _save(self) -> None:
         self._is_saving = True
         try:
-            self.file.write(self._write, type(self._trainer.lightning_module).__name__)
+            self._file.write(self._write, type(self._trainer.lightning_module).__name__)
         finally:
             self._is_saving = False
             self._last_saved = time.monotonic()
@@ -177,7 +178,7 @@ class CheckpointCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # The end of a pause is not reported.
         if self._position is not None and not self._is_paused:
-            self.file.report(f"{self.file.name} resumes from step {trainer.global_step}")
+            self._file.report(f"{self._file.name} resumes from step {trainer.global_step}")
         self._position = None
         self._is_paused = False
 
@@ -203,7 +204,7 @@ class CheckpointCallback(Callback):
             return {}
         assert self._loader is not None
         return {
-            "about": self.file.identity,
+            "about": self._file.identity,
             "seconds": self.seconds + time.monotonic() - self._began,
             "positions": ranks.all_gather(self._loader.position()),
             "paused": self._is_paused,

@@ -62,11 +62,6 @@ class Checkpoints:
     environment: Mapping[str, Any] = field(default_factory=dict)
     _reported: set[str] = field(default_factory=set, init=False, repr=False)
 
-    @property
-    def seconds(self) -> float:
-        """Seconds of training between two files of a trial."""
-        return 60 * self.minutes
-
     def path(self, trial: Trial) -> Path:
         """Return the path of a trial's file."""
         return self.folder / trial.cell.stored_name / f"{trial.file_name}.ckpt"
@@ -94,7 +89,7 @@ class Checkpoints:
         }
         if self.environment:
             identity[ENVIRONMENT] = dict(self.environment)
-        return CheckpointFile(self.path(trial), identity, self._report_once)
+        return CheckpointFile(self.path(trial), identity, self._report_once, 60 * self.minutes)
 
     def _report_once(self, text: str) -> None:
         """Report a message, unless this process has already reported it."""
@@ -138,18 +133,39 @@ class CheckpointFile:
         identity: Identifies the run: name, study, seed, parameters and settings of the trial, and
             hashes of code and data.
         report: Takes messages of one line.
+        interval: Seconds of training between two files.
     """
 
-    def __init__(self, path: Path, identity: Mapping[str, Any], report: Callable[[str], None]):
+    def __init__(
+        self,
+        path: Path,
+        identity: Mapping[str, Any],
+        report: Callable[[str], None],
+        interval: float,
+    ):
         self.path = path
         self.identity = identity
         self.report = report
+        self.interval = interval
         self._is_readable = False
 
     @property
     def name(self) -> str:
         """The name of the run's trial, for messages."""
         return self.identity["name"]
+
+    def is_due(self, age: float, run_ends: bool = False) -> bool:
+        """Return True if a run is to be saved after a validation.
+
+        Args:
+            age: Seconds since the last file, or since the run began.
+            run_ends: Whether the run ends or pauses here. Then it is saved, unless it is faster to
+                train its steps again.
+        """
+        min_age = self.interval
+        if run_ends:
+            min_age = min(MIN_SECONDS_WORTH_SAVING, self.interval)
+        return age >= min_age
 
     def find(self) -> Path | None:
         """Return the path if the run can resume from the file, else None.

@@ -86,10 +86,10 @@ def capture_rng_state(*owners: Any) -> dict[str, Any]:
 
 
 def restore_rng_state(state: dict[str, Any], *owners: Any) -> None:
-    """Set all generators to a state from `capture`.
+    """Set all generators to a state from `capture_rng_state`.
 
     Raises:
-        ValueError: if the owners keep other generators than at the time of `capture`.
+        ValueError: if the owners keep other generators than at the time of `capture_rng_state`.
     """
     # A file may have been read onto a GPU, with all its tensors.
     torch.set_rng_state(state["torch"].cpu())

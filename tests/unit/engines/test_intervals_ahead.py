@@ -105,7 +105,7 @@ def test_rows_are_filled_again_and_a_race_ends_as_one_interval_at_a_time(ahead):
 
 @pytest.mark.parametrize("ahead", [pytest.param(1, marks=pytest.mark.long), 5])
 def test_a_run_that_pauses_among_the_intervals_resumes_from_there(tmp_path, monkeypatch, ahead):
-    monkeypatch.setattr("lit_dps.engines.run_group.MIN_SECONDS_WORTH_SAVING", 0.0)
+    monkeypatch.setattr("lit_dps.training.checkpoint_files.MIN_SECONDS_WORTH_SAVING", 0.0)
     asked = trials(Cell(16, 0.5), rates=[0.01, 0.02, 0.0005])
     goal = {**GOAL, "error": 0.15, "max_steps": 200}
     expected = facts(train(asked, workload(), goal, size=4))
@@ -121,7 +121,7 @@ def test_a_run_that_pauses_among_the_intervals_resumes_from_there(tmp_path, monk
 
 @pytest.mark.parametrize("ahead", [pytest.param(1, marks=pytest.mark.long), 5])
 def test_an_interrupted_stack_resumes_after_its_last_intervals(tmp_path, monkeypatch, ahead):
-    monkeypatch.setattr("lit_dps.engines.run_group.MIN_SECONDS_WORTH_SAVING", 0.0)
+    monkeypatch.setattr("lit_dps.training.checkpoint_files.MIN_SECONDS_WORTH_SAVING", 0.0)
     asked = trials(Cell(16, 0.5), rates=[0.01, 0.0005])
     goal = {**GOAL, "error": 0.1}
     expected = facts(train(asked, workload(), goal, size=4))

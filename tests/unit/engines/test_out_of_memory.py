@@ -190,7 +190,7 @@ def test_what_does_not_fit_into_the_smallest_stack_trains_alone(monkeypatch, cap
 
 @pytest.mark.parametrize("step", [3, 30])
 def test_restarted_runs_resume_from_their_checkpoints(monkeypatch, tmp_path, undisturbed, step):
-    monkeypatch.setattr("lit_dps.engines.run_group.MIN_SECONDS_WORTH_SAVING", 0.0)
+    monkeypatch.setattr("lit_dps.training.checkpoint_files.MIN_SECONDS_WORTH_SAVING", 0.0)
     begun: list[int] = []
     start = NetworkRun.start
 

@@ -168,7 +168,7 @@ def test_an_interruption_after_a_pause_is_told(tmp_path):
 
 @pytest.mark.parametrize(("worth", "steps"), [(0.0, [12]), (600.0, [])])
 def test_a_pause_after_a_moment_is_not_worth_a_file(tmp_path, monkeypatch, worth, steps):
-    monkeypatch.setattr("lit_dps.engines.run_group.MIN_SECONDS_WORTH_SAVING", worth)
+    monkeypatch.setattr("lit_dps.training.checkpoint_files.MIN_SECONDS_WORTH_SAVING", worth)
     study, trial = Study(tmp_path, minutes=10.0), Trial(Cell(16, 0.0), 1, PARAMS)
     study.run(trial, pause=lambda cell: 12)
     assert [steps_saved(path) for path in tmp_path.rglob("*.ckpt")] == steps
