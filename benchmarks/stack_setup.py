@@ -132,7 +132,7 @@ def _score_row(name: str, setup: StudySetup, device: str, options: Options) -> S
     for point in range(SCORED_NETWORKS):
         attempt = Attempt(middle_trial(setup, Cell(BATCH_SIZE, 0.9), point), setup.goal.build())
         built, place = build_trial(training, attempt.study_trial)
-        runs.append(NetworkRun.prepare(attempt, built, training, place))
+        runs.append(NetworkRun.build_or_resume(attempt, built, training, place))
 
     def single() -> float:
         begin = now(device)

@@ -12,15 +12,17 @@ The course of one trial, with the file of each step:
    where it pauses.
 2. `TrialEngine.choose` chooses the loop. `eligible` decides whether the trial can be stacked,
    trained as a single network, or needs Lightning's loop.
-3. `build_trial` (`network_run`) builds the network and the data. `NetworkRun.begin` resumes the run
-   from its checkpoint, or prunes the network. `StackFiller` (`stack_filler`) finds the attempts of
-   a stack. On a GPU `stacked_scores` scores all its new networks at once.
+3. `build_trial` (`network_run`) builds the network and the data. `NetworkRun.build_or_resume`
+   resumes the run from its checkpoint, and `NetworkRun.prune_unless_resumed` prunes the network of
+   a new run. `StackFiller` (`stack_filler`) finds the attempts of a stack. On a GPU
+   `stacked_scores` scores all its new networks at once.
 4. `RunGroup.train_intervals` (`run_group`) trains the networks for `check_interval` steps, by
-   `SingleNetwork` (`single_network`) or `StackedNetworks` (`stack`), and validates them. On a GPU
-   a stack trains several such intervals before it validates the networks of all of them.
-5. `Attempt.record` (`lit_dps.core.attempt`) stores the validation in the curve and decides: the
-   goal is met, the run diverged, its steps are spent, a race stops it (`lit_dps.core.racing`), it
-   pauses, or it continues.
+   `SingleNetwork` (`single_network`) or `StackedNetworks` (`stack`), both `NetworkRows`, and
+   validates them. On a GPU a stack trains several such intervals before it validates the snapshots
+   of the networks after each of them (`snapshots`).
+5. `RunGroup.record` passes each validation to `Attempt.record` (`lit_dps.core.attempt`), which
+   stores it in the curve and decides: the goal is met, the run diverged, its steps are spent, a
+   race stops it (`lit_dps.core.racing`), it pauses, or it continues.
 6. `RunGroup.end_interval` calls `raise_if_stopped`, which raises if the process is asked to stop.
    It saves checkpoints.
 7. The engine yields `Attempt.result()`. The worker stores it.

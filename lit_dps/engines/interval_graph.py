@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_
 
 from lit_dps.core.errors import first_line
-from lit_dps.engines.checked_rows import changing_tensors
 from lit_dps.engines.row_tensors import Rows, StepNumbers
+from lit_dps.engines.snapshots import changing_tensors
 from lit_dps.training.hidden_state import capture_rng_state, equal_states
 
 # Takes the step of a batch with its numbers, in place, and returns the losses before it.

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -22,7 +22,6 @@ from lit_dps.core.trial import SHORT_STEPS, STACKED, Trial
 from lit_dps.core.unit import EXAMPLES
 from lit_dps.data import ImageData
 from lit_dps.data.loaders import interval_batches
-from lit_dps.engines.check_outcome import ValidationOutcome
 from lit_dps.engines.loader_data import LoaderData
 from lit_dps.engines.logged_module import training_loss
 from lit_dps.engines.module_hooks import optimizer_of, prepare_module
@@ -71,12 +70,34 @@ def build_trial(settings: TrialSettings, trial: Trial) -> tuple[Built, torch.dev
     return built, trainer.strategy.root_device
 
 
+class ValidationOutcome(NamedTuple):
+    """The result of the validation of one run at the end of an interval.
+
+    Attributes:
+        row: The row of the run in its stack; 0 for a single network.
+        snapshot_index: The snapshot that was validated (`NetworkRows.snapshot_index`).
+        value: The validation error, or a lower bound of it.
+        exact: Whether the value is no bound.
+        loss: Training loss of the last batch, before its update.
+        finite: Whether all weights are finite.
+        metrics: Values of the further metrics, and the examples and seconds of the interval.
+    """
+
+    row: int
+    snapshot_index: int
+    value: float
+    exact: bool
+    loss: float
+    finite: bool
+    metrics: Mapping[str, float]
+
+
 @dataclass
 class NetworkRun(ReadableRun):
     """An attempt in the interval loop, with its network, data and optimizer.
 
     Attributes:
-        attempt: The attempt, which records the checks and decides when the run ends.
+        attempt: The attempt, which records the validations and decides when the run ends.
         module: The pruned network on its device: an `ImageClassifier`, or another LightningModule
             in a stack.
         data: The data module, set up: `ImageData`, or `LoaderData` in a stack.
@@ -84,13 +105,13 @@ class NetworkRun(ReadableRun):
         mask: The pruning mask; None at sparsity 0.
         changes: How the mask changes during training; None if it stays.
         file: The checkpoint file; None if the run is not saved.
-        batches: Training batches, one check interval at a time: int64, shape (steps, batch). If
+        batches: Training batches, one interval at a time: int64, shape (steps, batch). If
             they differ in size, a tensor for each.
         steps: Optimizer steps so far.
         seconds: Seconds that the run took before it was resumed.
         delay: Delay of the gradients in steps (`lit_dps.optim.delay`).
         local: State of local SGD; None for ordinary training.
-        average: The average of the weights, which is checked; None to check the weights.
+        average: The average of the weights, which is validated; None to validate the weights.
         readings: What is measured along the run and at its end; None without readings.
         clipping: The limit of the gradients; None without one.
         rates: The learning rates of the parameter groups at each step, if a table replaces the
@@ -129,23 +150,7 @@ class NetworkRun(ReadableRun):
         self.saved_at = self._begin_seconds
 
     @classmethod
-    def begin(
-        cls, attempt: Attempt, built: Built, settings: TrialSettings, device: torch.device
-    ) -> NetworkRun:
-        """Return the run of an attempt: resumed from its checkpoint if there is one, else pruned.
-
-        Args:
-            attempt: The attempt.
-            built: Its module and data, set up. The run takes them over.
-            settings: The settings of the study.
-            device: Where the network is trained.
-        """
-        run = cls.prepare(attempt, built, settings, device)
-        run.start(settings)
-        return run
-
-    @classmethod
-    def prepare(
+    def build_or_resume(
         cls,
         attempt: Attempt,
         built: Built,
@@ -153,9 +158,13 @@ class NetworkRun(ReadableRun):
         device: torch.device,
         source: LightningDataModule | None = None,
     ) -> NetworkRun:
-        """Return the run of an attempt before its start; see `begin` for the other arguments.
+        """Return the run of an attempt: resumed from its checkpoint if there is one, else new.
 
         Args:
+            attempt: The attempt.
+            built: Its module and data, set up. The run takes them over.
+            settings: The settings of the study.
+            device: Where the network is trained.
             source: The data module of the user, if the data of `built` keep its batches in memory.
         """
         trial = attempt.study_trial
@@ -204,7 +213,7 @@ class NetworkRun(ReadableRun):
         run.is_resumed = run._resume_from_file()
         return run
 
-    def start(
+    def prune_unless_resumed(
         self, settings: TrialSettings, stacked: bool = False, scores: Scores | None = None
     ) -> None:
         """Prune the network and begin training, unless the run is resumed.
@@ -216,7 +225,7 @@ class NetworkRun(ReadableRun):
             scores: The pruning scores of the network, if they were computed before.
         """
         if not self.is_resumed:
-            self._start(settings, stacked, scores)
+            self._prune_and_begin(settings, stacked, scores)
         if self.mask is not None:
             self.attempt.kept = self.mask.kept()
             self.changes = self._mask_changes(settings)
@@ -229,7 +238,9 @@ class NetworkRun(ReadableRun):
         max_steps = settings.shown_steps or settings.goal.max_steps
         return MaskChanges.of(pruning.pruner, pruning.sparsity, pruning.seed, max_steps)
 
-    def _start(self, settings: TrialSettings, stacked: bool, scores: Scores | None) -> None:
+    def _prune_and_begin(
+        self, settings: TrialSettings, stacked: bool, scores: Scores | None
+    ) -> None:
         """Prune the network and begin training, with the hooks that Lightning calls."""
         trial = self.attempt.study_trial
         min_batch_size = 0
@@ -357,7 +368,7 @@ class NetworkRun(ReadableRun):
             yield images, len(batch.index)
 
     def record(self, outcome: ValidationOutcome) -> None:
-        """Record the check at the end of an interval; the attempt decides how the run continues."""
+        """Record the validation of an interval; the attempt decides how the run continues."""
         self.steps += self.attempt.goal.check_interval
         self._collect_flags()
         self.attempt.record(

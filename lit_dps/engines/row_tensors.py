@@ -22,7 +22,7 @@ class Rows(NamedTuple):
 
     Attributes:
         weights: Trained parameters, flat: shape (parameters,).
-        keep: 1 for kept and 0 for pruned parameters: shape (parameters,).
+        mask: 1 for kept and 0 for pruned parameters: shape (parameters,).
         hyperparameters: Hyperparameters of the update rule by name, each of shape (groups,), with a
             number for each parameter group.
         state: Tensors of the optimizer by name, flat; each of shape (parameters,) unless the rule
@@ -30,14 +30,14 @@ class Rows(NamedTuple):
         buffers: Buffers and untrained parameters, by name.
         delayed: Gradients that are not applied yet, shape (delay, parameters). The gradient of a
             step is at index step modulo delay.
-        average: The average of the weights that is checked, shape (parameters,), of
-            `type_of_average`; empty if the weights are checked.
+        average: The average of the weights that is validated, shape (parameters,), of
+            `type_of_average`; empty if the weights are validated.
         average_buffers: The average of the floating-point buffers, by name.
         half_life: The half-life of the average in examples, shape (1,); 0 without one.
     """
 
     weights: Tensor
-    keep: Tensor
+    mask: Tensor
     hyperparameters: dict[str, Tensor]
     state: dict[str, Tensor]
     buffers: dict[str, Tensor]
@@ -47,15 +47,15 @@ class Rows(NamedTuple):
     half_life: Tensor
 
     @property
-    def checked_weights(self) -> Tensor:
-        """The weights that are checked."""
+    def validated_weights(self) -> Tensor:
+        """The weights that are validated."""
         if self.average.shape[-1]:
             return self.average.to(self.weights.dtype)
         return self.weights
 
     @property
-    def checked_buffers(self) -> dict[str, Tensor]:
-        """The buffers that are checked, by name."""
+    def validated_buffers(self) -> dict[str, Tensor]:
+        """The buffers that are validated, by name."""
         buffers = dict(self.buffers)
         for name, average in self.average_buffers.items():
             buffers[name] = average.to(buffers[name].dtype)
@@ -102,7 +102,7 @@ class StepNumbers(NamedTuple):
 
         Args:
             runs: The run of each row.
-            first: Steps from the last check to the first of these steps.
+            first: Steps from the last validation to the first of these steps.
             steps: How many steps.
             weights: The weights of the rows, whose type and device the rates get.
         """
@@ -172,7 +172,7 @@ class RowConverter:
             if name not in trained:
                 buffers[name] = parameter.detach()
         weights = self.layout.flatten(trained).detach()
-        keep = self.keep_of(run, trained)
+        mask = self.mask_of(run, trained)
         hyperparameters = {}
         for name, numbers in self.update.rule.numbers_of(run.optimizer).items():
             hyperparameters[name] = weights.new_tensor(numbers)
@@ -189,7 +189,7 @@ class RowConverter:
                     average_buffers[name] = tensor.clone()
         return Rows(
             weights,
-            keep,
+            mask,
             hyperparameters,
             state,
             buffers,
@@ -217,16 +217,15 @@ class RowConverter:
             delayed[step % run.delay] = self.layout.flatten(parts)
         return delayed
 
-    def keep_of(self, run: NetworkRun, parameters: Mapping[str, Tensor]) -> Tensor:
+    def mask_of(self, run: NetworkRun, parameters: Mapping[str, Tensor]) -> Tensor:
         """Return 1 for each kept and 0 for each pruned parameter, shape (parameters,)."""
-        mask = run.mask or {}
-        keep = {}
+        masks = {}
         for name in self.layout.shapes:
-            if name in mask:
-                keep[name] = mask[name].to(parameters[name])
+            if run.mask is not None and name in run.mask:
+                masks[name] = run.mask[name].to(parameters[name])
             else:
-                keep[name] = torch.ones_like(parameters[name].detach())
-        return self.layout.flatten(keep)
+                masks[name] = torch.ones_like(parameters[name].detach())
+        return self.layout.flatten(masks)
 
     def write_back(self, run: NetworkRun, tensors: Rows, place: int) -> None:
         """Copy the state at a place of row tensors into the module, optimizer and schedule."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from lit_dps.data.loaders import Steps
 from lit_dps.engines.module_hooks import STEP_HOOKS, NeedsLightning, overridden
+from lit_dps.engines.network_rows import NetworkRows
 from lit_dps.engines.network_run import NetworkRun
 from lit_dps.module import weights_finite
 from lit_dps.optim import OURS, rule_of
@@ -28,22 +27,21 @@ from lit_dps.training.local_sgd_callback import SharedTensors, mean_of, part_of
 from lit_dps.training.masked_tensors import gradients_of
 
 
-class SingleNetwork:
+class SingleNetwork(NetworkRows):
     """Trains one network with the same result as Lightning's loop, to the bit.
 
     It calls the module's loss and optimizer in the same order. Lightning also asks hooks, loggers
     and counters after each batch, which takes 0.4 ms: nearly as long as a step of Simple-CNN at a
-    batch size of 2. This class has the interface of a `StackedNetworks` with one row.
+    batch size of 2.
 
     Args:
         run: The run to train.
     """
 
-    live: Sequence[int] = (0,)
-
     def __init__(self, run: NetworkRun):
-        self.runs: list[NetworkRun | None] = [run]
+        super().__init__([run])
         self.run = run
+        self.snapshots = SingleSnapshot(run)
         self._masked = run.masked_parameters()
         # The rules of lit_dps do not move weights with masked gradients. Another rule may move any
         # weight, for example by noise, and so may a hook.
@@ -54,19 +52,19 @@ class SingleNetwork:
         if run.local is not None:
             self._local = run.local, SharedTensors(run.module, run.optimizer, run.local.schedule)
 
-    def run_at(self, row: int) -> NetworkRun:
-        """Return the run."""
-        return self.run
-
     def train(
-        self, x: Tensor, y: Tensor, index: Tensor | tuple[Tensor, ...], steps_since_check: int = 0
+        self,
+        x: Tensor,
+        y: Tensor,
+        index: Tensor | tuple[Tensor, ...],
+        steps_since_validation: int = 0,
     ) -> Tensor:
         """Take one optimizer step for each row of `index`; see `StackedNetworks.train`."""
         schedule = self.run.schedule
         if not isinstance(index, Tensor):
             index = tuple(of_step.to(y.device) for of_step in index)
         loss = None
-        first_step = self.run.steps + steps_since_check + 1
+        first_step = self.run.steps + steps_since_validation + 1
         for step, batch in enumerate(Steps(x, y, index), first_step):
             if self.run.changes is not None and self.run.changes.is_due(step):
                 loss = self._update_and_change_mask(batch, step)
@@ -80,7 +78,7 @@ class SingleNetwork:
         if self._local is not None:
             local, shared = self._local
             shared.check()
-            local.show()  # so that the check sees the average of the workers
+            local.show()  # so that the validation sees the average of the workers
         if self._find_trainable() != self._trainable:
             name = type(self.run.module).__name__
             raise NeedsLightning(f"{name} changes which weights are trained")
@@ -185,40 +183,23 @@ class SingleNetwork:
                 gradients.append((parameter.grad, keep))
         multiply(gradients)
 
-    def keep(self, interval: int, intervals: int) -> None:
-        """Do nothing: a single network is checked after each interval."""
-        assert intervals == 1
 
-    def number(self, interval: int, row: int) -> int:
-        """Return the number of the only row."""
-        return row
+class SingleSnapshot:
+    """The network of a run, for its validation. It has the interface of `Snapshots`."""
 
-    def bytes_of_rows(self) -> int:
-        """Return 0, because `keep` copies nothing."""
-        return 0
+    def __init__(self, run: NetworkRun):
+        self._run = run
 
-    def write_back(self, row: int, number: int | None = None) -> None:
-        """Do nothing: module and optimizer of the run are up to date."""
-
-    def write_back_weights(self, row: int) -> None:
-        """Do nothing: the module of the run is up to date."""
-
-    def logged_metrics(
-        self, rows: Tensor, batches: Sequence[Any], names: Sequence[str]
-    ) -> Mapping[str, Tensor]:
-        """Refuse: only a stack trains modules that log their metrics."""
-        raise NeedsLightning(f"{type(self.run.module).__name__} logs its metrics")
-
-    def finite(self) -> list[bool]:
+    def are_finite(self) -> list[bool]:
         """Return whether all weights are finite, in a list of one."""
-        return [weights_finite(self.run.module)]
-
-    def losses(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """See `StackedNetworks.losses`."""
-        with showing(self.run.average), evaluating(self.run.module):
-            return self.run.module.summed_loss((x[index[0]], y[index[0]])).double()[None]
+        return [weights_finite(self._run.module)]
 
     def per_example_error(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """See `StackedNetworks.per_example_error`."""
-        with showing(self.run.average), evaluating(self.run.module):
-            return self.run.module.per_example_error((x[index[0]], y[index[0]])).float()[None]
+        """See `Snapshots.per_example_error`."""
+        with showing(self._run.average), evaluating(self._run.module):
+            return self._run.module.per_example_error((x[index[0]], y[index[0]])).float()[None]
+
+    def losses(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
+        """See `Snapshots.losses`."""
+        with showing(self._run.average), evaluating(self._run.module):
+            return self._run.module.summed_loss((x[index[0]], y[index[0]])).double()[None]

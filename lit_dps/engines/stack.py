@@ -12,14 +12,15 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_
 
-from lit_dps.engines.checked_rows import CheckedRows, changing_tensors
 from lit_dps.engines.functional import Functional
 from lit_dps.engines.interval_graph import GraphedSteps, capture_for
 from lit_dps.engines.logged_module import loss_of_pair
 from lit_dps.engines.matrix_products import ConvolutionsAsProducts
 from lit_dps.engines.memory import WHOLE_BATCHES, halve_until_fits
+from lit_dps.engines.network_rows import NetworkRows
 from lit_dps.engines.network_run import NetworkRun
 from lit_dps.engines.row_tensors import RowConverter, Rows, StepNumbers, exchange
+from lit_dps.engines.snapshots import Snapshots, changing_tensors
 from lit_dps.engines.stackable_loss import trains_on_whole_batches
 from lit_dps.engines.step_batches import MixedBatch, StackBatches, parts_of
 from lit_dps.optim import OURS
@@ -34,7 +35,7 @@ GPU_EXAMPLES = 100 * MICROBATCH
 MATMUL_LIMIT = 64
 
 
-class StackedNetworks:
+class StackedNetworks(NetworkRows):
     """Networks of one architecture under one update rule, trained at the same time.
 
     The networks differ in weights, mask, learning rate and hyperparameters. `torch.vmap` calls
@@ -52,14 +53,14 @@ class StackedNetworks:
     Attributes:
         runs: The run of each row; None if the row is empty.
         tensors: The tensors of all rows.
-        checked: The rows that the next checks evaluate.
+        snapshots: The rows that the next validations evaluate.
         microbatch: Examples at a time in training. It is halved when they do not fit in memory.
     """
 
     def __init__(self, runs: Sequence[NetworkRun], microbatch: int | None = None):
+        super().__init__(runs)
         first = runs[0]
         is_on_gpu = first.module.device.type == "cuda"
-        self.runs: list[NetworkRun | None] = list(runs)
         self.module = first.module
         self.microbatch = microbatch or MICROBATCH
         if microbatch is None and is_on_gpu:
@@ -77,7 +78,7 @@ class StackedNetworks:
         self._rule_update = self._converter.update
         rows = map(self._converter.rows_of, runs)
         self.tensors: Rows = tree_map(lambda *tensors: torch.stack(tensors), *rows)
-        self.checked = CheckedRows(self.module, self._functional, self._layout, self.tensors)
+        self.snapshots = Snapshots(self.module, self._functional, self._layout, self.tensors)
         self._graphed: GraphedSteps | None = None
         self._graphed_split: Any = None
 
@@ -85,17 +86,6 @@ class StackedNetworks:
     def weights(self) -> Tensor:
         """The trained parameters of each network, shape (rows, parameters)."""
         return self.tensors.weights
-
-    @property
-    def live(self) -> list[int]:
-        """The rows with a run. The others are trained too, and their results are ignored."""
-        return [row for row, run in enumerate(self.runs) if run is not None]
-
-    def run_at(self, row: int) -> NetworkRun:
-        """Return the run of a live row."""
-        run = self.runs[row]
-        assert run is not None
-        return run
 
     def put(self, row: int, run: NetworkRun) -> None:
         """Put a new or resumed run into a row, in place of another."""
@@ -109,45 +99,31 @@ class StackedNetworks:
         tensors = tree_map(lambda tensor: tensor[rows], self.tensors)
         self.runs = [self.runs[row] for row in rows]
         self.tensors = tensors
-        self.checked.keep(self.tensors, 0, 1)
+        self.snapshots.store(self.tensors, 0, 1)
         if self._graphed is not None:
             self._graphed.forget()
 
-    def keep(self, interval: int, intervals: int) -> None:
-        """Keep the rows as they are after an interval, for its check.
+    def snapshot(self, interval: int, intervals: int) -> None:
+        """See `NetworkRows.snapshot`."""
+        self.snapshots.store(self.tensors, interval, intervals)
 
-        Args:
-            interval: Number of the interval since the last checks, from 0.
-            intervals: How many intervals are trained before the next checks.
-        """
-        self.checked.keep(self.tensors, interval, intervals)
-
-    def number(self, interval: int, row: int) -> int:
-        """Return the number of a row as it was kept after an interval."""
-        return interval * len(self.runs) + row
-
-    def bytes_of_rows(self) -> int:
-        """Return the size of the tensors of all rows, which `keep` copies."""
+    def bytes_of_snapshot(self) -> int:
+        """Return the size of the tensors of all rows, which `snapshot` copies."""
         return sum(tensor.nbytes for tensor in tree_leaves(changing_tensors(self.tensors)))
 
-    def write_back(self, row: int, number: int | None = None) -> None:
-        """Copy the state of a row into the module, optimizer and schedule of its run.
-
-        Args:
-            row: The row.
-            number: Number of the kept row whose state is copied; None for the present state.
-        """
-        if number is None:
+    def write_back(self, row: int, snapshot_index: int | None = None) -> None:
+        """See `NetworkRows.write_back`."""
+        if snapshot_index is None:
             self._converter.write_back(self.run_at(row), self.tensors, row)
         else:
-            self._converter.write_back(self.run_at(row), self.checked.tensors, number)
+            self._converter.write_back(self.run_at(row), self.snapshots.tensors, snapshot_index)
 
     def write_back_weights(self, row: int) -> None:
         """Copy the weights and buffers of a row into the module of its run."""
         self._converter.copy_weights(self.run_at(row).module, self.tensors, row)
 
     def train(
-        self, x: Tensor, y: Tensor, index: StackBatches, steps_since_check: int = 0
+        self, x: Tensor, y: Tensor, index: StackBatches, steps_since_validation: int = 0
     ) -> Tensor:
         """Take optimizer steps on images and classes of the training split.
 
@@ -155,12 +131,12 @@ class StackedNetworks:
             x, y: Images and classes of the training split.
             index: Examples of each step: (steps, batch), the same for all rows, or (steps, rows,
                 batch). A batch for each step if these differ in size, on any device.
-            steps_since_check: Steps since the last check.
+            steps_since_validation: Steps since the last validation.
 
         Returns:
             The loss of each network at the last step, before its update: shape (rows,).
         """
-        numbers = StepNumbers.of(self.runs, steps_since_check, len(index), self.weights)
+        numbers = StepNumbers.of(self.runs, steps_since_validation, len(index), self.weights)
         acts_between_steps = False
         for row in self.live:
             run = self.run_at(row)
@@ -170,7 +146,7 @@ class StackedNetworks:
         if acts_between_steps:
             for step, batch in enumerate(index):
                 batch = batch.to(y.device)
-                losses = self._step(x, y, batch, numbers.at(step), steps_since_check + step)
+                losses = self._step(x, y, batch, numbers.at(step), steps_since_validation + step)
         elif isinstance(index, Tensor):
             losses = self._graphed_steps(x, y).train(self.tensors, index, numbers)
         else:
@@ -210,13 +186,13 @@ class StackedNetworks:
             x, y: Images and classes of the training split.
             batch: Examples of the step: (batch,) or (rows, batch), or a `MixedBatch`.
             numbers: The numbers of the step.
-            step: Steps since the last check, if a run is read or changes its mask between steps.
+            step: Steps since the last validation, if anything acts between steps.
         """
         losses, gradients = self.gradients(x, y, batch)
         tensors = self.tensors
         changing = self._rows_that_change(step + 1)
         dense = {row: self._gradients_of(gradients, row) for row in changing}
-        gradients.mul_(tensors.keep)
+        gradients.mul_(tensors.mask)
         if tensors.delayed.shape[1]:
             gradients = exchange(tensors.delayed, gradients, numbers.places)
         self._show_gradients(step, gradients)
@@ -231,7 +207,7 @@ class StackedNetworks:
             numbers.updates,
         )
         if self._rule_update.rule not in OURS:  # another rule may move pruned weights
-            tensors.weights.mul_(tensors.keep)
+            tensors.weights.mul_(tensors.mask)
         tensors.update_average(self._examples_of_rows(batch))
         for row in changing:
             self._change_mask(row, step + 1, dense[row])
@@ -260,7 +236,7 @@ class StackedNetworks:
         return self._layout.split(gradients[row].clone())
 
     def _rows_that_change(self, steps: int) -> list[int]:
-        """Return the live rows whose mask changes at this number of steps since the last check."""
+        """Return the live rows whose mask changes after these steps since the last validation."""
         rows = []
         for row in self.live:
             run = self.run_at(row)
@@ -278,16 +254,16 @@ class StackedNetworks:
             {name: weights[name] for name in run.mask},
             {name: gradients[name] for name in run.mask},
         )
-        keep = self._converter.keep_of(run, weights)
-        self.tensors.keep[row] = keep
-        self.weights[row] *= keep
+        mask = self._converter.mask_of(run, weights)
+        self.tensors.mask[row] = mask
+        self.weights[row] *= mask
         if self.tensors.average.shape[1]:
-            self.tensors.average[row] *= keep
-        keep_by_name = self._layout.split(keep)
+            self.tensors.average[row] *= mask
+        mask_by_name = self._layout.split(mask)
         for key, layout in self._rule_update.state.items():
             for name, tensor in layout.split(self.tensors.state[key][row]).items():
                 # As in `mask_optimizer_state`, a matrix of Shampoo has no pruned elements.
-                of_parameter = keep_by_name[name]
+                of_parameter = mask_by_name[name]
                 if key in self._rule_update.rule.elementwise_state(of_parameter.ndim):
                     tensor *= of_parameter
 
@@ -390,37 +366,3 @@ class StackedNetworks:
             for name in self.tensors.buffers.keys() - after.keys():
                 self.tensors.buffers[name][rows] = parameters[name].detach()
         return losses
-
-    def per_example_error(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """Return the module's error of each example, shape (rows, examples) like `index`.
-
-        Args:
-            rows: Numbers of kept rows.
-            x, y: Images and classes of the validation split.
-            index: Examples of each row, shape (rows, examples).
-        """
-        return self.checked.per_example_error(rows, x, y, index)
-
-    def losses(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """Return the loss of each row summed over examples: float64, shape (rows,).
-
-        Args:
-            rows, x, y, index: As in `per_example_error`.
-        """
-        return self.checked.losses(rows, x, y, index)
-
-    def logged_metrics(
-        self, rows: Tensor, batches: Sequence[Any], names: Sequence[str]
-    ) -> Mapping[str, Tensor]:
-        """Return the means of metrics that `validation_step` logs, by name: float64, shape (rows,).
-
-        Args:
-            rows: Numbers of kept rows.
-            batches: All batches of the validation split.
-            names: The metrics.
-        """
-        return self.checked.logged_metrics(rows, batches, names)
-
-    def finite(self) -> list[bool]:
-        """Return for each kept row, by its number, whether all weights are finite."""
-        return self.checked.tensors.weights.isfinite().all(1).tolist()

@@ -24,7 +24,7 @@ from lit_dps.engines.memory import is_out_of_memory
 from lit_dps.engines.module_hooks import show_length
 from lit_dps.engines.network_run import NetworkRun, build_trial
 from lit_dps.engines.stackable_loss import (
-    EXAMPLES,
+    TRIED_EXAMPLES,
     changes_in_steps,
     equal_with_nan,
     keeps_untrained,
@@ -204,20 +204,20 @@ class StackFiller:
         self.lacks_memory = False
         runs: list[NetworkRun] = []
         while len(runs) < count and not self.lacks_memory:
-            prepared = self._prepare_runs(count - len(runs))
-            if not prepared:
+            new_runs = self._build_runs(count - len(runs))
+            if not new_runs:
                 break
-            scores = scores_of_new_runs(prepared, self._settings)
-            for run, scores_of_run in zip(prepared, scores, strict=True):
+            scores = scores_of_new_runs(new_runs, self._settings)
+            for run, scores_of_run in zip(new_runs, scores, strict=True):
                 try:
-                    run.start(self._settings, stacked=True, scores=scores_of_run)
+                    run.prune_unless_resumed(self._settings, stacked=True, scores=scores_of_run)
                 except Exception as error:
                     self.on_error(run.attempt, error)
                 else:
                     runs.append(run)
         return runs
 
-    def _prepare_runs(self, count: int) -> list[NetworkRun]:
+    def _build_runs(self, count: int) -> list[NetworkRun]:
         """Return the next runs before their start: `count`, or fewer if there are no more."""
         runs: list[NetworkRun] = []
         while len(runs) < count and not self.lacks_memory:
@@ -225,7 +225,7 @@ class StackFiller:
             if attempt is None:
                 break
             try:
-                run = self._prepare(attempt)
+                run = self._build_run(attempt)
             except Exception as error:
                 self.on_error(attempt, error)
                 continue
@@ -260,7 +260,7 @@ class StackFiller:
         attempt.restart()
         self.unstacked.append(Unstacked(attempt, f"its stack raised an error: {reason_of(error)}"))
 
-    def _prepare(self, attempt: Attempt) -> NetworkRun | None:
+    def _build_run(self, attempt: Attempt) -> NetworkRun | None:
         """Return the run of an attempt; None if its module differs from the first module."""
         trial = attempt.study_trial
         # Data may be drawn when they are set up: from the seed of the point, as in other loops.
@@ -280,7 +280,7 @@ class StackFiller:
                 self._reference = LoggedReference(built, device, self._settings)
             elif not self._reference.equals(built):
                 return None
-            run = NetworkRun.prepare(attempt, built, self._settings, device, source)
+            run = NetworkRun.build_or_resume(attempt, built, self._settings, device, source)
             run.keeps_untrained = self._reference.keeps_untrained
             return run
 
@@ -305,7 +305,7 @@ class _Reference:
         assert isinstance(built.data, ImageData)
         x, y = built.data.on_device("train", device)
         module = built.module.to(device)
-        self.keeps_untrained = keeps_untrained(module, (x[:EXAMPLES], y[:EXAMPLES]))
+        self.keeps_untrained = keeps_untrained(module, (x[:TRIED_EXAMPLES], y[:TRIED_EXAMPLES]))
         self._batch = tree_map(_to_double, (x[:COMPARED_EXAMPLES], y[:COMPARED_EXAMPLES]))
         self._device = device
         self._images = built.data.images

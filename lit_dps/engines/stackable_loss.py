@@ -29,7 +29,7 @@ from lit_dps.training.hidden_state import (
     preserve_rng_state,
 )
 
-EXAMPLES = 64  # of the training split, for trying a loss
+TRIED_EXAMPLES = 64  # of the training split, for trying a loss
 # Relative tolerance between a loss over a batch and over its halves, or with and without vmap.
 TOLERANCE = 1e-4
 # Largest relative change of the weights of a network with other weights.
@@ -42,7 +42,7 @@ ERROR_LENGTH = 200  # characters of an error message in a reason
 
 
 def examples_of_classes(classes: Tensor) -> Tensor:
-    """Return the numbers of `EXAMPLES` examples, ordered by class.
+    """Return the numbers of `TRIED_EXAMPLES` examples, ordered by class.
 
     They are the first example of each class, rare classes first, and the first examples of the
     data. So a loss with class weights or an ignored class shows that it is no mean over examples.
@@ -51,7 +51,7 @@ def examples_of_classes(classes: Tensor) -> Tensor:
         classes: The class of each example, shape (examples,). Labels of another type or shape have
             the first examples.
     """
-    first_numbers = torch.arange(min(len(classes), EXAMPLES), device=classes.device)
+    first_numbers = torch.arange(min(len(classes), TRIED_EXAMPLES), device=classes.device)
     if classes.ndim != 1 or classes.is_floating_point():
         return first_numbers
     # On the CPU, because MPS may not have the minimum of int64 by index.
@@ -60,7 +60,9 @@ def examples_of_classes(classes: Tensor) -> Tensor:
     first_of_class = numbers.new_full((len(labels),), len(classes))
     first_of_class.scatter_reduce_(0, of_examples, numbers, "amin")
     first_of_class = first_of_class[counts.argsort(stable=True)]
-    chosen = dict.fromkeys([*first_of_class.tolist()[: EXAMPLES // 2], *first_numbers.tolist()])
+    chosen = dict.fromkeys(
+        [*first_of_class.tolist()[: TRIED_EXAMPLES // 2], *first_numbers.tolist()]
+    )
     index = torch.tensor(list(chosen)[: len(first_numbers)], device=classes.device)
     return index[classes[index].argsort(stable=True)]
 

@@ -29,8 +29,8 @@ from lit_dps.engines.module_hooks import (
     raise_if_caught,
 )
 from lit_dps.engines.stackable_loss import (
-    EXAMPLES,
     TOLERANCE,
+    TRIED_EXAMPLES,
     Start,
     clone_tensor,
     equal_with_nan,
@@ -262,7 +262,7 @@ class LoggedReference:
             start = starts[name].clone()
             parameters[name] = start.requires_grad_(parameter.requires_grad)
         trained = [parameter for parameter in parameters.values() if parameter.requires_grad]
-        size = min(len(self._data.train), max(2, min(self._data.batch_size, EXAMPLES)))
+        size = min(len(self._data.train), max(2, min(self._data.batch_size, TRIED_EXAMPLES)))
         batch = self._data.train[torch.arange(size, device=self._device)]
         with preserve_rng_state(seed=0):  # so that all modules draw the same dropout
             losses = []

@@ -29,12 +29,11 @@ from lit_dps.core.trial import (
     Trial,
     TrialResult,
 )
-from lit_dps.engines.check_outcome import ValidationOutcome
 from lit_dps.engines.eligible import NO_CLASSIFIER, ineligibility_reason, is_no_classifier
 from lit_dps.engines.lightning_loop import LightningLoop
 from lit_dps.engines.memory import StackLimit, free_unused_memory, is_out_of_memory
 from lit_dps.engines.module_hooks import NeedsLightning, end_module
-from lit_dps.engines.network_run import NetworkRun, build_trial
+from lit_dps.engines.network_run import NetworkRun, ValidationOutcome, build_trial
 from lit_dps.engines.run_group import RunGroup
 from lit_dps.engines.single_network import SingleNetwork
 from lit_dps.engines.stack import StackedNetworks
@@ -228,16 +227,16 @@ class TrialEngine:
             if not isinstance(built.module, ImageClassifier):
                 name = type(built.module).__name__
                 raise NeedsLightning(reason or f"{name} {NO_CLASSIFIER}")
-            run = NetworkRun.begin(attempt, built, self.settings, device)
+            run = NetworkRun.build_or_resume(attempt, built, self.settings, device)
+            run.prune_unless_resumed(self.settings)
             group = RunGroup(SingleNetwork(run), self.settings)
             while attempt.status is None:
-                (outcome,) = group.outcomes(group.train_intervals(1), 0)
-                run.record(outcome)
-                group.read_end(0)
+                for (outcome,) in group.train_intervals(1):
+                    group.record(outcome)
                 if attempt.status is None:
                     group.end_interval(raise_if_stopped)
-                elif attempt.status is Status.PAUSED:
-                    group.save_if_due(0, run_ends=True)
+            if attempt.status is Status.PAUSED:
+                group.save_if_due(0, run_ends=True)
             # Lightning leaves these hooks out if a callback saves a paused run and ends it.
             if attempt.status is not Status.PAUSED or run.file is None:
                 end_module(run.module)
@@ -306,8 +305,8 @@ class TrialEngine:
                 for row in networks.live:
                     filler.unstack_after_error(networks.run_at(row).attempt, error)
                 return
-            for i in range(count):
-                for outcome in group.outcomes(intervals, i):
+            for outcomes in intervals:
+                for outcome in outcomes:
                     result = _record_stacked(group, outcome, filler)
                     if result is not None:
                         yield result
@@ -329,25 +328,24 @@ def _seed_dropout(first: NetworkRun) -> None:
 def _record_stacked(
     group: RunGroup, outcome: ValidationOutcome, filler: StackFiller
 ) -> TrialResult | None:
-    """Record the check of a stacked run; return its result if it has ended or pauses, else None.
+    """Record the validation of a stacked run; return its result, or None if it continues.
 
     The row of a run that has ended is empty.
     """
     run = group.networks.run_at(outcome.row)
     attempt = run.attempt
     try:
-        run.record(outcome)
-        if attempt.status is None:
-            return None
-        group.read_end(outcome.row)
+        group.record(outcome)
     except StorageError:
         raise
     except Exception as error:  # a goal or a reading of the user may raise anything
         group.networks.runs[outcome.row] = None
         filler.unstack_after_error(attempt, error)
         return None
+    if attempt.status is None:
+        return None
     if attempt.status is Status.PAUSED:
-        group.save_if_due(outcome.row, outcome.number, run_ends=True)
+        group.save_if_due(outcome.row, outcome.snapshot_index, run_ends=True)
     group.networks.runs[outcome.row] = None
     attempt.seconds = run.elapsed_seconds()
     attempt.set_engine(STACKED)

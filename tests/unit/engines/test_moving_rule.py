@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from lit_dps.core.trial import Cell
-from lit_dps.engines.single_network import SingleNetwork
-from lit_dps.engines.stack import StackedNetworks
+from lit_dps.engines.single_network import SingleSnapshot
+from lit_dps.engines.snapshots import Snapshots
 from lit_dps.optim import RULES, Rule
 from lit_dps.training import goal_callback as goal_error
 from tests.support.runs import train
@@ -94,9 +94,11 @@ def test_pruned_weights_stay_zero(monkeypatch, options, name):
         share(module.parameters())
         return True
 
-    monkeypatch.setattr(SingleNetwork, "finite", lambda one: [of_module(one.run.module)])
+    monkeypatch.setattr(SingleSnapshot, "are_finite", lambda one: [of_module(one._run.module)])
     monkeypatch.setattr(
-        StackedNetworks, "finite", lambda stack: [share([row]) is None for row in stack.weights]
+        Snapshots,
+        "are_finite",
+        lambda stack: [share([row]) is None for row in stack.tensors.weights],
     )
     monkeypatch.setattr(goal_error, "weights_finite", of_module)
     asked = trials(Cell(32, 0.9), rates=[0.01, 0.02])

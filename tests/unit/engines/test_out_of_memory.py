@@ -15,6 +15,7 @@ from lit_dps.engines import stack_filler
 from lit_dps.engines.memory import StackLimit, is_out_of_memory
 from lit_dps.engines.network_run import NetworkRun
 from lit_dps.engines.row_tensors import RowConverter
+from lit_dps.engines.snapshots import Snapshots
 from lit_dps.engines.stack import StackedNetworks
 from lit_dps.engines.trial_engine import TrialEngine
 from lit_dps.optim.stacked_update import StackedUpdate
@@ -105,9 +106,9 @@ FAULTS = {
     "gradients": Fault(StackedNetworks, "gradients", {1}),
     "gradients later": Fault(StackedNetworks, "gradients", {14}),
     "half a step": Fault(StackedUpdate, "__call__", {14}, is_late=True),
-    "check": Fault(StackedNetworks, "per_example_error", {1}),
+    "check": Fault(Snapshots, "per_example_error", {1}),
     "losses of a check": Fault(HardestFirst, "__call__", {3}, is_late=True),
-    "keep": Fault(StackedNetworks, "keep", {2}),
+    "snapshot": Fault(StackedNetworks, "snapshot", {2}),
 }
 
 
@@ -140,8 +141,8 @@ def test_the_stack_is_halved_and_results_are_equal(monkeypatch, capsys, sizes, u
         Fault(StackedNetworks, "put", {1}),
         Fault(StackedNetworks, "put", {2}, is_late=True),
         Fault(RowConverter, "rows_of", {9}),
-        Fault(NetworkRun, "start", {9}),  # the first run of an empty row
-        Fault(NetworkRun, "start", {5}, is_late=True),  # the stack begins with seven
+        Fault(NetworkRun, "prune_unless_resumed", {9}),  # the first run of an empty row
+        Fault(NetworkRun, "prune_unless_resumed", {5}, is_late=True),  # the stack begins with seven
         Fault(stack_filler, "build_trial", {5}),  # the stack begins with four
     ],
     ids=lambda fault: f"{fault.name} {fault.at}",
@@ -192,13 +193,13 @@ def test_what_does_not_fit_into_the_smallest_stack_trains_alone(monkeypatch, cap
 def test_restarted_runs_resume_from_their_checkpoints(monkeypatch, tmp_path, undisturbed, step):
     monkeypatch.setattr("lit_dps.training.checkpoint_files.MIN_SECONDS_WORTH_SAVING", 0.0)
     begun: list[int] = []
-    start = NetworkRun.start
+    start = NetworkRun.prune_unless_resumed
 
     def noted(run, *args, **kwargs):
         start(run, *args, **kwargs)
         begun.append(run.steps)
 
-    monkeypatch.setattr(NetworkRun, "start", noted)
+    monkeypatch.setattr(NetworkRun, "prune_unless_resumed", noted)
     Fault(StackedNetworks, "gradients", {step}).install(monkeypatch)
     checkpoints = Checkpoints(tmp_path, "study", minutes=0)  # after each check
     results = train(ASKED, workload(), GOAL, size=SIZE, checkpoints=checkpoints)

@@ -62,7 +62,7 @@ def test_the_weights_are_those_of_lightning_s_loop(model, arguments, monkeypatch
     lightning = TrialEngine(settings, engine=LIGHTNING, callbacks=(reference,))
     assert len(list(lightning.train(runs(asked, goal)))) == 2
     kept: list[dict[str, Tensor]] = []
-    take = StackedNetworks.keep
+    take = StackedNetworks.snapshot
 
     def keep(self, interval, intervals):
         take(self, interval, intervals)
@@ -72,7 +72,7 @@ def test_the_weights_are_those_of_lightning_s_loop(model, arguments, monkeypatch
             state = self.run_at(row).module.state_dict()
             kept.append({name: tensor.clone() for name, tensor in state.items()})
 
-    monkeypatch.setattr(StackedNetworks, "keep", keep)
+    monkeypatch.setattr(StackedNetworks, "snapshot", keep)
     assert [result.engine for result in train(asked, used, goal, size=4)] == ["stacked"] * 2
     for ours, expected in zip(kept, reference.states, strict=True):
         for name, tensor in expected.items():

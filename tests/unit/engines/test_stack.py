@@ -163,12 +163,12 @@ def test_a_check_that_does_not_fit_is_taken_in_smaller_parts():
     found = {}
     for kind in (ImageClassifier, NarrowCheck):
         stack = StackedNetworks([member(like(kind, module()))], 60)
-        found[kind] = stack.per_example_error(torch.tensor([0]), x, y, index)
+        found[kind] = stack.snapshots.per_example_error(torch.tensor([0]), x, y, index)
     assert 0 < (found[ImageClassifier] >= 1).sum() <= 20
     torch.testing.assert_close(*found.values())
-    assert stack.checked.microbatch == 5
+    assert stack.snapshots.microbatch == 5
     with raises_about(torch.OutOfMemoryError, "no room at all"):
-        StackedNetworks([member(like(NoCheck, module()))], 60).per_example_error(
+        StackedNetworks([member(like(NoCheck, module()))], 60).snapshots.per_example_error(
             torch.tensor([0]), x, y, index
         )
 
@@ -178,8 +178,8 @@ def test_pruned_weights_stay_zero_and_rows_come_and_go():
     stack = StackedNetworks([member(m, 0.8, "nesterov") for m in modules], 60)
     index = torch.arange(60).view(3, 20)
     stack.train(x, y, index)
-    assert (stack.weights[stack.tensors.keep == 0] == 0).all() and (
-        stack.weights[stack.tensors.keep == 1] != 0
+    assert (stack.weights[stack.tensors.mask == 0] == 0).all() and (
+        stack.weights[stack.tensors.mask == 1] != 0
     ).any()
     trained = stack.weights[2].clone()
     stack.put(0, member(modules[1], 0.8, "nesterov"))
@@ -201,7 +201,7 @@ def test_a_network_that_diverges_leaves_the_others_alone():
         [member(m, rule="sgd", rate=rate) for m, rate in zip(modules, (1e20, 0.1), strict=True)], 60
     )
     stack.train(x, y, torch.arange(60).view(3, 20))
-    assert stack.finite() == [False, True]
+    assert stack.snapshots.are_finite() == [False, True]
 
 
 class Scaled(MLP):
@@ -284,7 +284,7 @@ def test_a_check_decides_as_a_full_one(allowed):
         def score(networks: Tensor, index: Tensor, seen=seen) -> Tensor:
             for network in networks.tolist():
                 seen[network] += index.shape[1]
-            return stack.per_example_error(torch.tensor(rows)[networks], x, y, index)
+            return stack.snapshots.per_example_error(torch.tensor(rows)[networks], x, y, index)
 
         found = check(score, rows, limits)
         counts.append(sum(seen))

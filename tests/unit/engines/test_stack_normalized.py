@@ -34,7 +34,8 @@ def begun(used, goal, asked) -> list[NetworkRun]:
     for trial in asked:
         attempt = Attempt(trial, GoalErrorCallback(**goal).goal)
         built, device = build_trial(training, trial)
-        runs.append(NetworkRun.begin(attempt, built, training, device))
+        runs.append(NetworkRun.build_or_resume(attempt, built, training, device))
+        runs[-1].prune_unless_resumed(training)
     return runs
 
 
@@ -71,7 +72,7 @@ def test_each_network_of_a_stack_draws_its_own_dropout():
     stack = StackedNetworks(begun(used, goal, asked))
     with preserve_rng_state(seed=1):
         group = RunGroup(stack, training_of(used, goal))
-        outcomes = group.outcomes(group.train_intervals(1), 0)
+        (outcomes,) = group.train_intervals(1)
     stacked = torch.tensor([outcome.loss for outcome in outcomes], dtype=torch.float64)
     alone = []
     (run,) = begun(used, goal, asked[:1])

@@ -9,7 +9,7 @@ import pytest
 
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Status, Trial
-from lit_dps.engines.check_outcome import ValidationOutcome
+from lit_dps.engines.network_run import ValidationOutcome
 from lit_dps.engines.run_group import best_first
 from lit_dps.engines.stack import StackedNetworks
 from lit_dps.training.workload import Workload
@@ -130,7 +130,7 @@ def test_the_best_outcome_of_a_check_is_recorded_first():
     """It may end the others. A rising metric is the best where it is the largest."""
     outcomes = []
     for row, value in enumerate([0.3, math.nan, 0.1, 0.2]):
-        outcomes.append(ValidationOutcome(row, value, True, 0.0, True, {}, 0))
+        outcomes.append(ValidationOutcome(row, 0, value, True, 0.0, True, {}))
     assert [outcome.row for outcome in best_first(outcomes, at_least=False)] == [2, 3, 0, 1]
     assert [outcome.row for outcome in best_first(outcomes, at_least=True)] == [0, 3, 2, 1]
 

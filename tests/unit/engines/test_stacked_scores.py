@@ -34,7 +34,7 @@ def prepared(training: TrialSettings, asked: list[Trial]) -> list[NetworkRun]:
     for trial in asked:
         attempt = Attempt(trial, GoalErrorCallback(**GOAL).goal)
         built, device = build_trial(training, trial)
-        runs.append(NetworkRun.prepare(attempt, built, training, device))
+        runs.append(NetworkRun.build_or_resume(attempt, built, training, device))
     return runs
 
 
@@ -136,7 +136,7 @@ def test_a_cpu_and_a_network_alone_take_single_passes():
     assert scores_of_new_runs(runs, training) == [None] * 3
     assert scores_of_new_runs(runs[:1], training, ("cpu",)) == [None]
     # A point whose scores are stored needs no pass.
-    runs[0].start(training)
+    runs[0].prune_unless_resumed(training)
     first, *others = scores_of_new_runs(runs, training, ("cpu",))
     assert first is None and None not in others
 

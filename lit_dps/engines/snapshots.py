@@ -1,4 +1,4 @@
-"""CheckedRows: the rows of a stack as they were after some intervals, and their checks."""
+"""Snapshots: the rows of a stack as they were after some intervals, and their validations."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from lit_dps.optim import FlatLayout
 from lit_dps.training.early_validation import CHUNK, evaluating
 
 
-class CheckedRows:
-    """The rows of a stack as they were after some intervals, and their checks.
+class Snapshots:
+    """The rows of a stack as they were after some intervals, and their validations.
 
     Args:
         module: The module that computes the values of all rows.
@@ -28,7 +28,8 @@ class CheckedRows:
         tensors: The tensors of the stack.
 
     Attributes:
-        tensors: The rows, one interval after the other.
+        tensors: The rows after the first interval, then after the second, and so on. The index of
+            a row among them is its snapshot index.
         microbatch: Examples of a network at a time. It is halved when they do not fit in memory.
     """
 
@@ -41,10 +42,10 @@ class CheckedRows:
         self._functional = functional
         self._layout = layout
 
-    def keep(self, tensors: Rows, interval: int, intervals: int) -> None:
-        """Keep the rows of a stack as they are after an interval; see `StackedNetworks.keep`."""
+    def store(self, tensors: Rows, interval: int, intervals: int) -> None:
+        """Store the rows of a stack as they are after an interval; see `NetworkRows.snapshot`."""
         if intervals == 1:
-            self.tensors = tensors  # nothing changes them before the check
+            self.tensors = tensors  # nothing changes them before the validation
             return
         present = changing_tensors(tensors)
         rows = len(tensors.weights)
@@ -53,10 +54,19 @@ class CheckedRows:
                 lambda tensor: tensor.new_empty(intervals * rows, *tensor.shape[1:]), present
             )
         places = slice(interval * rows, (interval + 1) * rows)
-        tree_map_(lambda kept, tensor: kept[places].copy_(tensor), self.tensors, present)
+        tree_map_(lambda stored, tensor: stored[places].copy_(tensor), self.tensors, present)
+
+    def are_finite(self) -> list[bool]:
+        """Return for each row, by its snapshot index, whether all weights are finite."""
+        return self.tensors.weights.isfinite().all(1).tolist()
 
     def per_example_error(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """See `StackedNetworks.per_example_error`.
+        """Return the module's error of each example, shape (rows, examples) like `index`.
+
+        Args:
+            rows: Snapshot indices.
+            x, y: Images and classes of the validation split.
+            index: Examples of each row, shape (rows, examples).
 
         Raises:
             torch.OutOfMemoryError: If not even one example at a time fits in memory.
@@ -68,7 +78,10 @@ class CheckedRows:
         return halve_until_fits(compute, self, index.shape[1])
 
     def losses(self, rows: Tensor, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """See `StackedNetworks.losses`.
+        """Return the loss of each row summed over examples: float64, shape (rows,).
+
+        Args:
+            rows, x, y, index: As in `per_example_error`.
 
         Raises:
             torch.OutOfMemoryError: If not even one example at a time fits in memory.
@@ -96,21 +109,27 @@ class CheckedRows:
         return values
 
     def _evaluate_rows(self, method: str, rows: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Return the values of a method for some of the kept rows, each with its own batch."""
+        """Return the values of a method for some rows, each with a batch of its own."""
         call = vmap(lambda tensors, x, y: self._functional.call(method, tensors, (x, y)))
         return call(self._tensors_of(rows), x, y)
 
     def _tensors_of(self, rows: Tensor) -> dict[str, Tensor]:
-        """Return the parameters and buffers of some of the kept rows, by name."""
-        tensors = dict(self._layout.split(self.tensors.checked_weights[rows]))
-        for name, buffer in self.tensors.checked_buffers.items():
+        """Return the parameters and buffers of some rows, by name."""
+        tensors = dict(self._layout.split(self.tensors.validated_weights[rows]))
+        for name, buffer in self.tensors.validated_buffers.items():
             tensors[name] = buffer[rows]
         return tensors
 
     def logged_metrics(
         self, rows: Tensor, batches: Sequence[Any], names: Sequence[str]
     ) -> Mapping[str, Tensor]:
-        """See `StackedNetworks.logged_metrics`."""
+        """Return the means of metrics that `validation_step` logs, by name: float64, shape (rows,).
+
+        Args:
+            rows: Snapshot indices.
+            batches: All batches of the validation split.
+            names: The metrics.
+        """
         with evaluating(self._module):
             return metrics_of_rows(
                 self._functional, self._tensors_of, rows, list(enumerate(batches)), names
@@ -119,5 +138,5 @@ class CheckedRows:
 
 def changing_tensors(tensors: Rows) -> Rows:
     """Return the tensors that training changes; the others are empty."""
-    nothing = tensors.keep.new_empty(len(tensors.keep), 0)
-    return tensors._replace(keep=nothing, hyperparameters={})
+    nothing = tensors.mask.new_empty(len(tensors.mask), 0)
+    return tensors._replace(mask=nothing, hyperparameters={})
