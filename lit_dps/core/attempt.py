@@ -12,6 +12,30 @@ from lit_dps.core.trial import Status, Trial, TrialResult
 from lit_dps.core.unit import EXAMPLES, SECONDS
 
 
+@dataclass(frozen=True)
+class Validation:
+    """A validation of the network of an attempt.
+
+    Attributes:
+        step: Optimizer steps so far.
+        value: The goal's metric over the entire validation split, or a lower bound of an error.
+        is_exact: Whether the value is no bound.
+        loss: Training loss of that step's batch before its update; None if unknown.
+        weights_finite: Whether every parameter is finite.
+        metrics: Values of the attempt's further metrics, by name.
+        spent: Examples and seconds of the steps since the last validation, by `Unit.column`. Units
+            that the curve does not count are ignored.
+    """
+
+    step: int
+    value: float
+    is_exact: bool = True
+    loss: float | None = None
+    weights_finite: bool = True
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    spent: Mapping[str, float] = field(default_factory=dict)
+
+
 @dataclass(eq=False)
 class Attempt:
     """One network on the way to its goal. Every engine reports each validation to it, by `record`.
@@ -108,52 +132,39 @@ class Attempt:
                 easiest = goal
         return easiest.max_mistakes(examples)
 
-    def record(
-        self,
-        step: int,
-        value: float,
-        is_exact: bool,
-        loss: float | None,
-        weights_finite: bool,
-        metrics: Mapping[str, float] | None = None,
-    ) -> Status | None:
+    def record(self, validation: Validation) -> Status | None:
         """Record a validation and decide whether the attempt ends, pauses or continues.
 
-        Args:
-            step: Optimizer steps so far.
-            value: The goal's metric over the entire validation split, or a lower bound of an error.
-                The curve has nan instead if a weight is not finite.
-            is_exact: Whether the value is no bound.
-            loss: Training loss of that step's batch before its update; None if unknown.
-            weights_finite: Whether every parameter is finite.
-            metrics: Values of the attempt's further metrics. If the curve counts examples or
-                seconds, also those of the steps since the last validation.
+        The curve has nan instead of the value if a weight is not finite.
 
         Returns:
             The new status; None if the attempt continues.
         """
-        if not weights_finite:
+        value = validation.value
+        is_exact = validation.is_exact
+        loss = validation.loss
+        if not validation.weights_finite:
             # Such a network has no metric. Comparisons with nan are false, so a share of errors may
             # be 0, and the curve would have the best value of the cell.
             value = math.nan
             is_exact = True
         point: dict[str, Any] = {
-            **(metrics or {}),
-            "step": step,
+            **validation.metrics,
+            "step": validation.step,
             self.goal.metric: value,
             "exact": int(is_exact),
-            "train_loss": math.nan,
+            "train_loss": math.nan if loss is None else loss,
         }
-        if loss is not None:
-            point["train_loss"] = loss
         for column in (EXAMPLES.column, SECONDS.column):
             if column in self.curve:
-                point[column] += sum(self.curve[column][-1:])
+                point[column] = validation.spent[column] + sum(self.curve[column][-1:])
         for key, values in self.curve.items():
             values.append(point[key])
-        self.status = self.goal.judge(self.curve, loss or 0.0, weights_finite, self.train_past_goal)
+        self.status = self.goal.judge(
+            self.curve, loss or 0.0, validation.weights_finite, self.train_past_goal
+        )
         if self.status is None:
-            self.status = self._stop_or_pause(step)
+            self.status = self._stop_or_pause(validation.step)
         for read in self.curve_readers:
             read()
         self.on_validation(self)

@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from lit_dps.core.attempt import Attempt
+from lit_dps.core.attempt import Attempt, Validation
 from lit_dps.core.batch_schedule import RateFactors
 from lit_dps.core.trial import SHORT_STEPS, STACKED, Trial
 from lit_dps.core.unit import EXAMPLES
@@ -76,20 +76,12 @@ class ValidationOutcome(NamedTuple):
     Attributes:
         row: The row of the run in its stack; 0 for a single network.
         snapshot_index: The snapshot that was validated (`NetworkRows.snapshot_index`).
-        value: The validation error, or a lower bound of it.
-        exact: Whether the value is no bound.
-        loss: Training loss of the last batch, before its update.
-        finite: Whether all weights are finite.
-        metrics: Values of the further metrics, and the examples and seconds of the interval.
+        validation: The result.
     """
 
     row: int
     snapshot_index: int
-    value: float
-    exact: bool
-    loss: float
-    finite: bool
-    metrics: Mapping[str, float]
+    validation: Validation
 
 
 @dataclass
@@ -367,13 +359,11 @@ class NetworkRun(ReadableRun):
             images = self.data.transfer_batch_to_device(batch, self.module.device)
             yield images, len(batch.index)
 
-    def record(self, outcome: ValidationOutcome) -> None:
+    def record(self, validation: Validation) -> None:
         """Record the validation of an interval; the attempt decides how the run continues."""
-        self.steps += self.attempt.goal.check_interval
+        self.steps = validation.step
         self._collect_flags()
-        self.attempt.record(
-            self.steps, outcome.value, outcome.exact, outcome.loss, outcome.finite, outcome.metrics
-        )
+        self.attempt.record(validation)
 
     def read_end(self) -> None:
         """Take the readings of the end, which may set flags."""

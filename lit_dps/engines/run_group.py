@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lit_dps.core.attempt import Validation
 from lit_dps.core.unit import EXAMPLES, SECONDS
 from lit_dps.engines.memory import is_out_of_memory
 from lit_dps.engines.module_hooks import raise_if_caught
@@ -70,7 +71,9 @@ def best_first(outcomes: Sequence[ValidationOutcome], at_least: bool) -> list[Va
     """
 
     def rank(outcome: ValidationOutcome) -> tuple[bool, float]:
-        value = -outcome.value if at_least else outcome.value
+        value = outcome.validation.value
+        if at_least:
+            value = -value
         return math.isnan(value), value
 
     return sorted(outcomes, key=rank)
@@ -197,38 +200,37 @@ class RunGroup:
         for place, row in enumerate(intervals.live, start=i * len(intervals.live)):
             if self.networks.runs[row] is None:
                 continue
-            attempt = self.networks.run_at(row).attempt
-            at_least = attempt.goal.at_least
+            run = self.networks.run_at(row)
+            at_least = run.attempt.goal.at_least
             result = intervals.results[place]
             is_exact = True
             if isinstance(result, MistakeCount):
                 if self._stops_validations_early:
                     # A run may have met an easier goal at an interval before.
-                    allowed = attempt.max_mistakes(self._validation_size)
+                    allowed = run.attempt.max_mistakes(self._validation_size)
                     result = MistakeCount.of(result.mistakes, allowed, self._validation_size)
                 is_exact = result.exact
                 result = result.error(self._validation_size)
-            spent = {
-                EXAMPLES.column: intervals.examples[i][row],
-                SECONDS.column: intervals.seconds,
-            }
             snapshot_index = self.networks.snapshot_index(i, row)
-            outcome = ValidationOutcome(
-                row,
-                snapshot_index,
-                value=result,
-                exact=is_exact,
+            validation = Validation(
+                run.steps + self._settings.goal.check_interval,
+                result,
+                is_exact,
                 loss=intervals.losses[i][row],
-                finite=intervals.finite[snapshot_index],
-                metrics={**intervals.metrics[place], **spent},
+                weights_finite=intervals.finite[snapshot_index],
+                metrics=intervals.metrics[place],
+                spent={
+                    EXAMPLES.column: intervals.examples[i][row],
+                    SECONDS.column: intervals.seconds,
+                },
             )
-            outcomes.append(outcome)
+            outcomes.append(ValidationOutcome(row, snapshot_index, validation))
         return best_first(outcomes, at_least)
 
     def record(self, outcome: ValidationOutcome) -> None:
         """Record a validation in its run, and take the readings of the end if they are due."""
         run = self.networks.run_at(outcome.row)
-        run.record(outcome)
+        run.record(outcome.validation)
         if run.readings is not None and run.readings.is_end_due:
             self.networks.write_back_weights(outcome.row)
             run.read_end()

@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from torch.optim import Optimizer
 
 import lit_dps.training.lightning_private as lightning_private
-from lit_dps.core.attempt import Attempt
+from lit_dps.core.attempt import Attempt, Validation
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import SINGLE_CHECK, TOLERANCE, VALIDATION_ERROR
 from lit_dps.core.metric_names import is_share
@@ -460,14 +460,16 @@ class GoalErrorCallback(Callback):
         is_broken = not weights_finite(module)
         sums = torch.tensor([loss or 0.0, float(is_broken)], dtype=torch.float64)
         total_loss, broken_ranks = ranks.all_reduce_sum(sums).tolist()
-        status = self.attempt.record(
+        validation = Validation(
             self.steps,
             value,
             exact,
             None if loss is None else total_loss,
-            not broken_ranks,
-            {**(metrics or {}), **self._spent.take(trainer, self.attempt, self.stopwatch)},
+            weights_finite=not broken_ranks,
+            metrics=metrics or {},
+            spent=self._spent.take(trainer, self.attempt, self.stopwatch),
         )
+        status = self.attempt.record(validation)
         # Only the first rank knows about the race.
         self.attempt.status = ranks.broadcast(status)
         is_saved_pause = self.status is Status.PAUSED and self.saves_pause()

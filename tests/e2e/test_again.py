@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.core.attempt import Attempt
+from lit_dps.core.attempt import Attempt, Validation
 from lit_dps.core.config import StorageConfig
 from lit_dps.core.goal import Goal
 from lit_dps.core.record import StudyRecord, cell_text
@@ -147,17 +147,17 @@ def test_how_a_run_ended_is_said_in_a_line():
     run = Attempt(None, Goal(0.1, check_interval=4, max_steps=12))
     assert run.outcome == "interrupted: before its first check"
     for step, found in ((4, 0.5), (8, 0.25)):
-        assert run.record(step, found, True, 1.0, True) is None
+        assert run.record(Validation(step, found, True, 1.0, True)) is None
     assert run.outcome == "interrupted: val_error 0.2500 at step 8"
-    run.record(12, 0.2, True, 1.0, True)
+    run.record(Validation(12, 0.2, True, 1.0, True))
     assert run.outcome == "incomplete: the budget of 12 steps is spent, val_error 0.2000 at step 12"
     run.restart()
     run.enable_early_validations()
-    run.record(4, float("nan"), False, float("nan"), False)
+    run.record(Validation(4, float("nan"), False, float("nan"), False))
     assert run.outcome == "infeasible: diverged after 4 steps, val_error nan at step 4"
     run = Attempt(None, Goal(0.1, check_interval=4, max_steps=12), train_past_goal=True)
     for step, found in ((4, 0.1), (8, 0.2), (12, 0.05)):
-        run.record(step, found, True, 1.0, True)
+        run.record(Validation(step, found, True, 1.0, True))
     assert run.outcome == (
         "complete after 4 steps: the goal is met, val_error 0.1000 at step 4; "
         "then it ran on to step 12, val_error 0.0500 at step 12"

@@ -11,7 +11,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.observations import observations_of_cells
 from lit_dps.analysis.other_goals import at_goal
 from lit_dps.analysis.summary import summarize, trial_rows
-from lit_dps.core.attempt import Attempt
+from lit_dps.core.attempt import Attempt, Validation
 from lit_dps.core.goal import Goal, GoalRule
 from lit_dps.core.identity import one_spelling
 from lit_dps.core.trial import Cell, Status, Trial
@@ -72,7 +72,7 @@ def test_the_first_check_that_meets_a_rule(rule, values, index):
     attempt = Attempt(None, goal)
     for step, value in zip(curve["step"], values, strict=True):
         if attempt.status is None:
-            attempt.record(int(step), value, True, 1.0, True)
+            attempt.record(Validation(int(step), value, True, 1.0, True))
     expected = None if index is None else 4 * (index + 1)
     assert attempt.steps_to_result == expected
     assert (attempt.status is Status.COMPLETE) is (index is not None)
@@ -90,8 +90,8 @@ def test_weights_that_are_not_finite_have_no_metric(train_past_goal, values, sta
     goal = Goal(0.2, check_interval=4, max_steps=400)
     attempt = Attempt(None, goal, train_past_goal=train_past_goal)
     attempt.enable_early_validations()
-    attempt.record(4, values[0], True, 1.0, weights_finite=True)
-    attempt.record(8, values[1], False, 1.0, weights_finite=False)
+    attempt.record(Validation(4, values[0], True, 1.0, True))
+    attempt.record(Validation(8, values[1], False, 1.0, False))
     assert (attempt.status, attempt.steps_to_result) == (status, steps)
     # So analyses of easier goals and of best values ignore this check too.
     assert math.isnan(attempt.curve["val_error"][1]) and attempt.curve["exact"][1] == 1
@@ -112,7 +112,7 @@ def test_a_run_past_its_goal_keeps_the_check_that_met_it():
     goal = Goal(0.2, check_interval=4, max_steps=24, **MEAN)
     attempt = Attempt(None, goal, train_past_goal=True)
     for i, value in enumerate((0.3, 0.2, 0.1, 0.9, 0.9, 0.9), 1):
-        attempt.record(4 * i, value, True, 1.0, True)
+        attempt.record(Validation(4 * i, value, True, 1.0, True))
     assert (attempt.status, attempt.steps_to_result) == (Status.COMPLETE, 12)
     assert attempt.curve["step"] == [4, 8, 12, 16, 20, 24]
 
@@ -127,7 +127,7 @@ def test_checks_may_stop_early_until_an_easier_goal_has_stayed_met():
     attempt = Attempt(None, goal, other_goals=(0.3, 0.5))
     allowed = [attempt.max_mistakes(10)]
     for i, value in enumerate((0.5, 0.2, 0.3, 0.2), 1):
-        attempt.record(4 * i, value, True, 1.0, True)
+        attempt.record(Validation(4 * i, value, True, 1.0, True))
         allowed.append(attempt.max_mistakes(10))
     # 0.5 is met at the second check; 0.3 at the third, after 0.2 and 0.3.
     assert allowed == [5, 5, 3, 1, 1]
@@ -240,7 +240,7 @@ def test_a_budget_ends_a_run_at_the_check_that_has_spent_it(unit, limit, values,
     attempt = Attempt(None, goal)
     for i, value in enumerate(values, 1):
         assert attempt.status is None
-        attempt.record(4 * i, value, True, 1.0, True, {unit: 40})
+        attempt.record(Validation(4 * i, value, True, 1.0, True, spent={unit: 40}))
     assert (attempt.status, attempt.steps_to_result) == (status, steps)
     assert attempt.curve[unit] == [40 * (i + 1) for i in range(len(values))]
     assert goal.is_spent(attempt.curve) or status is Status.COMPLETE

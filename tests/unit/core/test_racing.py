@@ -8,6 +8,7 @@ import math
 
 import pytest
 
+from lit_dps.core.attempt import Validation
 from lit_dps.core.goal import Goal
 from lit_dps.core.racing import (
     CellCoverage,
@@ -276,7 +277,7 @@ def run_in_heats(
         point = run.trial.point
         while run.status is None:
             step = len(run.curve["step"]) * 16 + 16
-            run.record(step, 0.1 if step == ends[point] else 0.9, True, 1.0, True)
+            run.record(Validation(step, 0.1 if step == ends[point] else 0.9, True, 1.0, True))
         s.store_result(run.result())
         ran.append((point, step))
     return ran

@@ -10,7 +10,7 @@ import pytest
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.answer import MEDIAN
 from lit_dps.analysis.law_verdict import Trust
-from lit_dps.core.attempt import Attempt
+from lit_dps.core.attempt import Attempt, Validation
 from lit_dps.core.batch_schedule import schedule_named
 from lit_dps.core.goal import Goal
 from lit_dps.core.racing import race_limit, truncate_at_race_limit
@@ -40,7 +40,7 @@ def train(unit, costs, met_at=None, limit=math.inf, point=0, cell=CELL):
     attempt = Attempt(Trial(cell, point, PARAMS), goal, read_race_limit=lambda: limit)
     for i, cost in enumerate(costs, 1):
         value = 0.1 if i == met_at else 0.5
-        attempt.record(4 * i, value, True, 1.0, True, {unit: cost})
+        attempt.record(Validation(4 * i, value, True, 1.0, True, spent={unit: cost}))
         if attempt.status is not None:
             break
     return attempt

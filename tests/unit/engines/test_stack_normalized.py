@@ -73,7 +73,7 @@ def test_each_network_of_a_stack_draws_its_own_dropout():
     with preserve_rng_state(seed=1):
         group = RunGroup(stack, training_of(used, goal))
         (outcomes,) = group.train_intervals(1)
-    stacked = torch.tensor([outcome.loss for outcome in outcomes], dtype=torch.float64)
+    stacked = torch.tensor([outcome.validation.loss for outcome in outcomes], dtype=torch.float64)
     alone = []
     (run,) = begun(used, goal, asked[:1])
     x, y = run.data.on_device("train", run.module.device)

@@ -7,6 +7,7 @@ from itertools import product
 
 import pytest
 
+from lit_dps.core.attempt import Validation
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Status, Trial
 from lit_dps.engines.network_run import ValidationOutcome
@@ -130,7 +131,7 @@ def test_the_best_outcome_of_a_check_is_recorded_first():
     """It may end the others. A rising metric is the best where it is the largest."""
     outcomes = []
     for row, value in enumerate([0.3, math.nan, 0.1, 0.2]):
-        outcomes.append(ValidationOutcome(row, 0, value, True, 0.0, True, {}))
+        outcomes.append(ValidationOutcome(row, 0, Validation(4, value)))
     assert [outcome.row for outcome in best_first(outcomes, at_least=False)] == [2, 3, 0, 1]
     assert [outcome.row for outcome in best_first(outcomes, at_least=True)] == [0, 3, 2, 1]
 

@@ -11,7 +11,7 @@ import pytest
 
 import lit_dps
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.core.attempt import Attempt
+from lit_dps.core.attempt import Attempt, Validation
 from lit_dps.core.goal import Goal
 from lit_dps.core.search_space import Range
 from lit_dps.core.step_timing import CellTiming, StepTiming
@@ -201,7 +201,7 @@ def test_a_number_that_is_not_finite_is_null_and_has_its_place():
 
 def test_a_run_of_fit_has_the_keys_of_a_study(study):
     attempt = Attempt(None, Goal(0.1, check_interval=4, max_steps=8))
-    attempt.record(4, 0.3, True, 1.0, True)
+    attempt.record(Validation(4, 0.3, True, 1.0, True))
 
     def eights(steps: int) -> int:
         return 8 * steps
@@ -210,7 +210,7 @@ def test_a_run_of_fit_has_the_keys_of_a_study(study):
     assert missed["status"] == "no result" and missed["last_value"] == 0.3
     assert missed["cells"][0]["bound"] == "at least"
     assert missed["cells"][0]["steps"]["value"] == 4
-    attempt.record(8, 0.05, True, 1.0, True)
+    attempt.record(Validation(8, 0.05, True, 1.0, True))
     met = run_document(attempt, CellEntry(batch_size=8), None, "a.ckpt", eights).to_dict()
     assert met["status"] == "answered" and met["checkpoint"] == "a.ckpt"
     assert met["cells"][0]["steps"]["value"] == 8 and met["cells"][0]["examples"] == 64
@@ -223,7 +223,7 @@ def test_a_run_of_fit_has_the_keys_of_a_study(study):
 
 def test_a_goal_at_the_first_check_is_an_upper_bound_and_unknown_examples_are_null():
     attempt = Attempt(None, Goal(0.1, check_interval=4, max_steps=8))
-    attempt.record(4, 0.05, True, 1.0, True)
+    attempt.record(Validation(4, 0.05, True, 1.0, True))
     document = run_document(attempt, CellEntry(batch_size=8), None, None, lambda steps: None)
     (cell,) = document.to_dict()["cells"]
     assert (cell["steps"]["value"], cell["bound"], cell["marks"]) == (4, "at most", ["upper_bound"])

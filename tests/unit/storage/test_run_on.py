@@ -12,7 +12,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.other_goals import at_goal
 from lit_dps.analysis.theory import terms_of
 from lit_dps.cli.study import read_setup
-from lit_dps.core.attempt import Attempt
+from lit_dps.core.attempt import Attempt, Validation
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.goal import Goal
 from lit_dps.core.search_space import Range
@@ -48,7 +48,7 @@ def ended(errors: list[float], losses: list[float] | None = None, run_on: bool =
     run = Attempt(Trial(CELL, 0), Goal(0.1, 4, 16), train_past_goal=run_on)
     for i, (error, loss) in enumerate(zip(errors, losses or [1.0] * len(errors), strict=True)):
         assert run.status is None
-        run.record(4 + 4 * i, error, True, loss, weights_finite=True)
+        run.record(Validation(4 + 4 * i, error, True, loss, True))
     return run
 
 
@@ -94,7 +94,7 @@ def test_a_run_that_is_stopped_after_its_goal_is_complete():
 def test_a_run_that_begins_anew_still_goes_on():
     run = ended([0.5, 0.1])
     run.restart()
-    assert run.train_past_goal and run.record(4, 0.1, True, 1.0, True) is None
+    assert run.train_past_goal and run.record(Validation(4, 0.1, True, 1.0, True)) is None
 
 
 def trials(rates=(0.02, 0.05, 0.002, 1e4)) -> list[Trial]:

@@ -11,7 +11,7 @@ import time
 import pytest
 from rich.console import Console
 
-from lit_dps.core.attempt import Attempt
+from lit_dps.core.attempt import Attempt, Validation
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.parallel.process import StopRequest
@@ -147,7 +147,7 @@ def test_a_reporter_tells_the_best_so_far_now_and_then():
     for step, (found, exact) in enumerate(
         [(0.5, True), (0.3, False), (0.4, True), (float("nan"), True)], 1
     ):
-        run.record(16 * step, found, exact, None, True)
+        run.record(Validation(16 * step, found, exact, None, True))
     assert [(s.step, s.best, s.exact) for s in seen] == [
         (0, None, True),
         (16, 0.5, True),
@@ -161,7 +161,7 @@ def test_a_reporter_tells_the_best_so_far_now_and_then():
     run = Attempt(Trial(Cell(8), 3), Goal(0.9, 16, 4000, "val/accuracy", at_least=True))
     reporter.watch(run)
     for step in (16, 32):
-        run.record(step, step / 100, True, None, True)
+        run.record(Validation(step, step / 100, True, None, True))
     assert [(s.step, s.best) for s in rare] == [(0, None), (16, 0.16)]
 
 
@@ -169,10 +169,10 @@ def test_a_reporter_tells_where_a_resumed_attempt_began():
     seen: list[ProgressEvent] = []
     attempt = Attempt(Trial(Cell(8), 3), GOAL)
     for step in (16, 32):
-        attempt.record(step, 0.5, True, None, True)
+        attempt.record(Validation(step, 0.5, True, None, True))
     ProgressReporter(seen.append, seconds=0.0).watch(attempt)
     for step in (48, 64):
-        attempt.record(step, 0.5, True, None, True)
+        attempt.record(Validation(step, 0.5, True, None, True))
     assert [(event.step, event.first_step) for event in seen] == [(0, 0), (48, 32), (64, 32)]
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lit_dps.analysis.step_seconds import QUIET, step_seconds
-from lit_dps.core.attempt import Attempt
+from lit_dps.core.attempt import Attempt, Validation
 from lit_dps.core.environment import DATA, SOURCES, key_of_code, with_key
 from lit_dps.core.errors import StorageError
 from lit_dps.core.goal import Goal
@@ -303,7 +303,7 @@ def test_only_the_second_run_is_timed_if_the_first_one_needs_lightning(monkeypat
     attempt.set_engine(LIGHTNING)
     for _ in range(5):
         attempt.on_step(CPU)
-    attempt.record(5, 0.9, True, 1.0, True)
+    attempt.record(Validation(5, 0.9, True, 1.0, True))
     assert (timer.first.time, timer.last.time, timer.checked.time) == (10.0, 16.0, 19.0)
 
 
