@@ -30,6 +30,7 @@ from lit_dps.engines.stacked_scores import scores_of_stack
 from lit_dps.engines.trial_settings import TrialSettings
 from lit_dps.models import MLP, SimpleCNN
 from lit_dps.module import ImageClassifier
+from lit_dps.pruning import pruner_of
 from lit_dps.pruning.pruner import OneShot
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.hidden_state import preserve_rng_state
@@ -138,11 +139,12 @@ def _score_row(name: str, setup: StudySetup, device: str, options: Options) -> S
         begin = now(device)
         for run in runs:
             assert run.attempt.trial is not None
-            callback = training.pruning_callback(run.attempt.trial)
-            assert isinstance(callback.pruner, OneShot)
-            size = callback.batch_size if device == "cpu" else GPU_PASS_BATCH_SIZE
-            with run.copy_to_prune(callback, size) as network:
-                callback.pruner.scores(network, torch.Generator())
+            config = training.resolve(run.attempt.trial).pruning
+            pruner = pruner_of(config.method, config.options)
+            assert isinstance(pruner, OneShot)
+            size = config.batch_size if device == "cpu" else GPU_PASS_BATCH_SIZE
+            with run.copy_to_prune(config, size) as network:
+                pruner.scores(network, torch.Generator())
         return (now(device) - begin) / len(runs)
 
     def stacked() -> float:

@@ -101,10 +101,21 @@ def ineligibility_reason(
         trial: The trial.
         stacked: Whether to ask about training in a stack.
     """
-    uses_local_sgd = settings.local_sgd(trial).on
+    try:
+        return _reason_against(settings, trial, stacked)
+    except Exception as error:
+        # A trial that cannot be built fails with this error in Lightning's loop. A module that
+        # raises it only here trains there.
+        return reason_of(error)
+
+
+def _reason_against(settings: TrialSettings, trial: Trial, stacked: bool) -> str | None:
+    """Return why the interval loop cannot train a trial; raises what code of the user raises."""
+    config = settings.resolve(trial)
+    uses_local_sgd = config.local.on
     if stacked and uses_local_sgd:
         return "local SGD trains its workers one after another in one network"
-    if uses_local_sgd and settings.average_half_life(trial):
+    if uses_local_sgd and config.optim.average_half_life:
         return f"{AVERAGE_KEY} averages the weights of one network, and local SGD trains several"
     if uses_local_sgd and Clipping.of(settings.workload.trainer_of(trial)):
         return (
@@ -114,21 +125,15 @@ def ineligibility_reason(
     reason = _reason_against_readings(settings, stacked, uses_local_sgd)
     if reason is not None:
         return reason
-    delay = settings.delay(trial)
-    try:
-        built, _ = build_trial(settings, trial)
-        if uses_local_sgd and isinstance(built.module, ImageClassifier):
-            hooks = overridden(built.module, CALLED_HOOKS)
-            if hooks:
-                name = type(built.module).__name__
-                return f"{name} overrides {', '.join(hooks)}, which the workers of local SGD share"
-        if stacked and not isinstance(built.module, ImageClassifier):
-            return _reason_against_logged(built, settings, trial)
-        return _reason_against_built(built, settings, stacked, delay)
-    except Exception as error:
-        # A trial that cannot be built fails with this error in Lightning's loop. A module that
-        # raises it only here trains there.
-        return reason_of(error)
+    built, _ = build_trial(settings, trial)
+    if uses_local_sgd and isinstance(built.module, ImageClassifier):
+        hooks = overridden(built.module, CALLED_HOOKS)
+        if hooks:
+            name = type(built.module).__name__
+            return f"{name} overrides {', '.join(hooks)}, which the workers of local SGD share"
+    if stacked and not isinstance(built.module, ImageClassifier):
+        return _reason_against_logged(built, settings, trial)
+    return _reason_against_built(built, settings, stacked, config.optim.delay)
 
 
 def _reason_against_readings(
@@ -182,7 +187,7 @@ def _reason_against_logged(built: Built, settings: TrialSettings, trial: Trial) 
     with preserve_rng_state(module, built.data, seed=seed):
         module.to(trainer.strategy.root_device)
         detach_trainer(module)
-        steps = settings.shown_steps or settings.goal.max_steps
+        steps = settings.visible_steps
         data = loader_data(built, module.device, settings, trial)
         show_length(module, steps, data.steps_of_epoch)
         reason = _reason_against_optimizer(module, module.configure_optimizers(), True)
@@ -191,7 +196,7 @@ def _reason_against_logged(built: Built, settings: TrialSettings, trial: Trial) 
             return reason
         reason = reason_against_table(module, steps, data.steps_of_epoch)
         reason = reason or reason_against_values(module, data, settings)
-        return reason or _reason_against_rule(module, settings.delay(trial))
+        return reason or _reason_against_rule(module, settings.resolve(trial).optim.delay)
 
 
 def reason_of(error: Exception) -> str:

@@ -88,7 +88,8 @@ class TrialFit:
             goal_callback = GoalErrorCallback.of(settings.goal)
             goal_callback.shown_steps = settings.shown_steps
         goal_callback.record_in(attempt)
-        batch = settings.batch_callback(trial)
+        config = settings.resolve(trial)
+        batch = BatchScheduleCallback.of(config.batch)
         if not batch.schedule.is_constant:
             attempt.count(EXAMPLES.column)
         checkpoint = CheckpointCallback(attempt, file, raise_if_stopped)
@@ -103,9 +104,9 @@ class TrialFit:
             ),
             batch=batch,
             schedule=ScheduleCallback(settings, trial, goal_callback),
-            delay=DelayCallback(settings.delay(trial)),
-            local=LocalSGDCallback.of(settings.local_sgd(trial)),
-            average=AverageCallback(settings.average_half_life(trial)),
+            delay=DelayCallback(config.optim.delay),
+            local=LocalSGDCallback.of(config.local),
+            average=AverageCallback(config.optim.average_half_life),
             readings=ReadingsCallback(settings.readings),
             checkpoint=checkpoint,
         )

@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from lit_dps.core.attempt import Attempt, Validation
 from lit_dps.core.batch_schedule import RateFactors
 from lit_dps.core.trial import SHORT_STEPS, STACKED, Trial
+from lit_dps.core.trial_config import PruningConfig
 from lit_dps.core.unit import EXAMPLES
 from lit_dps.data import ImageData
 from lit_dps.data.loaders import interval_batches
@@ -33,13 +34,14 @@ from lit_dps.module import ImageClassifier
 from lit_dps.optim.clipping import Clipping
 from lit_dps.optim.local_sgd import LocalSGD
 from lit_dps.optim.weight_average import WeightAverage
-from lit_dps.pruning import Mask, Network, mask_flags, prunable, prune
+from lit_dps.pruning import Mask, Network, mask_flags, prunable, prune, pruner_of
 from lit_dps.pruning.mask import multiply
 from lit_dps.pruning.mask_changes import MaskChanges, density_flags
 from lit_dps.pruning.pruner import Scores
 from lit_dps.pruning.start import initialize_pruned
 from lit_dps.readings.attempt_readings import AttemptReadings
 from lit_dps.training import lightning_private
+from lit_dps.training.batch_schedule_callback import apply_batch_schedule
 from lit_dps.training.checkpoint_files import CheckpointFile
 from lit_dps.training.hidden_state import (
     capture_attributes,
@@ -48,7 +50,6 @@ from lit_dps.training.hidden_state import (
     restore_attributes,
     restore_rng_state,
 )
-from lit_dps.training.pruning_callback import PruningCallback
 from lit_dps.training.rate_curve import largest_rates, rates_of_groups, schedule_shape
 from lit_dps.training.training_pass import copy_of
 from lit_dps.training.workload import Built
@@ -62,7 +63,7 @@ def build_trial(settings: TrialSettings, trial: Trial) -> tuple[Built, torch.dev
     """Return the module and data of a trial, set up, and the device on which it trains."""
     built = settings.workload.build(trial)
     trainer = lightning_private.make_trainer(built.trainer)
-    lightning_private.set_max_steps(trainer, settings.shown_steps or settings.goal.max_steps)
+    lightning_private.set_max_steps(trainer, settings.visible_steps)
     built.data.trainer = trainer  # the setup of a user's data module may read it
     built.data.prepare_data()
     built.data.setup("fit")
@@ -164,16 +165,16 @@ class NetworkRun(ReadableRun):
         is_classifier = isinstance(built.module, ImageClassifier)
         if settings.goal.stops_validations_early and is_classifier:
             attempt.enable_early_validations()
-        batch = settings.batch_callback(trial)
-        batch.apply_to(built.data)
-        if not batch.schedule.is_constant:
+        config = settings.resolve(trial)
+        apply_batch_schedule(config.batch, built.data)
+        if not config.batch.build().is_constant:
             attempt.count(EXAMPLES.column)
         module = built.module.to(device)
         configured = module.configure_optimizers()
         optimizer, schedule = optimizer_of(configured)
         rates = None
         if isinstance(built.data, LoaderData):
-            budget = settings.shown_steps or settings.goal.max_steps
+            budget = settings.visible_steps
             rates = table_of_rates(module, configured, budget, built.data.steps_of_epoch)
         module.on_fit_start()
         run = cls(
@@ -187,18 +188,18 @@ class NetworkRun(ReadableRun):
             batches=interval_batches(
                 built.data.epochs(), built.data.batch_sizes(), attempt.goal.check_interval
             ),
-            delay=settings.delay(trial),
+            delay=config.optim.delay,
             clipping=Clipping.of(built.trainer),
             rates=rates,
             source=source,
-            rate_factors=batch.rate_factors(trial.cell.batch_size),
         )
-        local_schedule = settings.local_sgd(trial)
-        if local_schedule.on:
-            run.local = LocalSGD(local_schedule, optimizer)
-        half_life = settings.average_half_life(trial)
-        if half_life:
-            run.average = WeightAverage(module, half_life)
+        rate_factors = config.batch.rate_factors(trial.cell.batch_size)
+        if not rate_factors.are_one:
+            run.rate_factors = rate_factors
+        if config.local.on:
+            run.local = LocalSGD(config.local, optimizer)
+        if config.optim.average_half_life:
+            run.average = WeightAverage(module, config.optim.average_half_life)
         if settings.readings:
             readings = [spec.build() for spec in settings.readings]
             run.readings = AttemptReadings(readings, attempt)
@@ -226,9 +227,9 @@ class NetworkRun(ReadableRun):
 
     def _mask_changes(self, settings: TrialSettings) -> MaskChanges | None:
         """Return how the mask changes during training; None if it stays."""
-        pruning = settings.pruning_callback(self.attempt.study_trial)
-        max_steps = settings.shown_steps or settings.goal.max_steps
-        return MaskChanges.of(pruning.pruner, pruning.sparsity, pruning.seed, max_steps)
+        config = settings.resolve(self.attempt.study_trial).pruning
+        pruner = pruner_of(config.method, config.options)
+        return MaskChanges.of(pruner, config.sparsity, config.seed, settings.visible_steps)
 
     def _prune_and_begin(
         self, settings: TrialSettings, stacked: bool, scores: Scores | None
@@ -260,33 +261,33 @@ class NetworkRun(ReadableRun):
             scores: The scores, if they were computed before.
         """
         trial = self.attempt.study_trial
-        pruning = settings.pruning_callback(trial)
-        if pruning.sparsity == 0:
+        config = settings.resolve(trial).pruning
+        if config.sparsity == 0:
             return
-        batch_size = pruning.batch_size
-        if pruning.pruner.batch_invariant:
+        pruner = pruner_of(config.method, config.options)
+        batch_size = config.batch_size
+        if pruner.batch_invariant:
             batch_size = max(min_batch_size, batch_size)
         # A pass that a data module of lit_dps makes has an empty key.
         key: PassKey | None = getattr(self.data, "pass_key", ())
         stored = settings.stored_scores(trial)
         if stored is not None and stored[0] == key:
             scores = stored[1]
-        make_copy = partial(self.copy_to_prune, pruning, batch_size)
+        make_copy = partial(self.copy_to_prune, config, batch_size)
         self.mask, scores = prune(
-            pruning.pruner,
+            pruner,
             make_copy,
-            pruning.sparsity,
-            pruning.seed,
+            config.sparsity,
+            config.seed,
             name=type(self.module).__name__,
             scores=scores,
         )
         settings.store_scores(trial, key, scores)
         trained_ids = self.trained
         trained = sum(p.numel() for p in self.module.parameters() if id(p) in trained_ids)
-        start_flags = initialize_pruned(
-            pruning.init, self.module, self.mask, make_copy, pruning.redraw
-        )
-        self.attempt.flags = {**mask_flags(self.mask, pruning.pruner, trained), **start_flags}
+        redraw = partial(settings.workload.module, trial)
+        start_flags = initialize_pruned(config.init, self.module, self.mask, make_copy, redraw)
+        self.attempt.flags = {**mask_flags(self.mask, pruner, trained), **start_flags}
 
     def _mask_weights(self) -> None:
         """Set the pruned weights to zero, which a hook of the module may have changed."""
@@ -322,7 +323,7 @@ class NetworkRun(ReadableRun):
         """Return the shape of the schedule as `ScheduleCallback` measures it."""
         if self.schedule is None:
             return {}
-        budget = settings.shown_steps or settings.goal.max_steps
+        budget = settings.visible_steps
         rates = self.rates
         if rates is None:
             config = LRSchedulerConfig(self.schedule, interval="step")
@@ -330,14 +331,14 @@ class NetworkRun(ReadableRun):
         return schedule_shape(largest_rates(rates), budget)
 
     @contextmanager
-    def copy_to_prune(self, pruning: PruningCallback, batch_size: int) -> Iterator[Network]:
+    def copy_to_prune(self, config: PruningConfig, batch_size: int) -> Iterator[Network]:
         """Provide a copy of the network for the pruning method.
 
         Args:
-            pruning: How the network is pruned.
+            config: How the network is pruned.
             batch_size: Examples in a batch of the scoring pass.
         """
-        names = prunable(self.module, pruning.biases, pruning.exclude, self.trained)
+        names = prunable(self.module, config.biases, config.exclude, self.trained)
         with preserve_rng_state(self.data):
             copy = copy_of(self.module)
             # As in `TrainingPass.without_side_effects`: the loss may need these hooks.

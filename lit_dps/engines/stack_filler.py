@@ -270,7 +270,7 @@ class StackFiller:
             source = None
             if not is_classifier:
                 data = loader_data(built, device, self._settings, trial)
-                steps = self._settings.shown_steps or self._settings.goal.max_steps
+                steps = self._settings.visible_steps
                 show_length(built.module, steps, data.steps_of_epoch)
                 source = built.data
                 built = replace(built, data=data)

@@ -19,9 +19,8 @@ from lit_dps.engines.memory import is_out_of_memory
 from lit_dps.engines.network_run import NetworkRun
 from lit_dps.engines.stackable_loss import trains_on_whole_batches
 from lit_dps.engines.trial_settings import TrialSettings
-from lit_dps.pruning import Network
+from lit_dps.pruning import Network, pruner_of
 from lit_dps.pruning.pruner import OneShot, Scores
-from lit_dps.training.pruning_callback import PruningCallback
 
 # Examples in a batch of a pass for many networks on a GPU, unless the mask depends on it.
 GPU_BATCH_SIZE = 128
@@ -69,7 +68,8 @@ def _can_share_pass(run: NetworkRun, settings: TrialSettings) -> bool:
     trial = run.attempt.study_trial
     if run.is_resumed or trial.cell.sparsity == 0 or settings.stored_scores(trial) is not None:
         return False
-    pruner = settings.pruning_callback(trial).pruner
+    config = settings.resolve(trial).pruning
+    pruner = pruner_of(config.method, config.options)
     is_stackable = isinstance(pruner, OneShot) and pruner.stackable
     return is_stackable and not trains_on_whole_batches(run.module, run.keeps_untrained)
 
@@ -77,7 +77,7 @@ def _can_share_pass(run: NetworkRun, settings: TrialSettings) -> bool:
 def _key_of_pass(run: NetworkRun, settings: TrialSettings) -> tuple:
     """Return what networks have in common that are scored by one pass."""
     trial = run.attempt.study_trial
-    config = replace(settings.pruning_config(trial), sparsity=0.0, seed=0, init="original")
+    config = replace(settings.resolve(trial).pruning, sparsity=0.0, seed=0, init="original")
     return (repr(config),)
 
 
@@ -127,21 +127,18 @@ def scores_of_stack(runs: Sequence[NetworkRun], settings: TrialSettings) -> list
         settings: The settings of the study.
     """
     first = runs[0]
-    pruning = settings.pruning_callback(first.attempt.study_trial)
-    assert isinstance(pruning.pruner, OneShot)
-    with first.copy_to_prune(pruning, _batch_size(first, pruning)) as network:
+    config = settings.resolve(first.attempt.study_trial).pruning
+    pruner = pruner_of(config.method, config.options)
+    assert isinstance(pruner, OneShot)
+    batch_size = config.batch_size
+    if first.module.device.type == "cuda" and pruner.batch_invariant:
+        batch_size = GPU_BATCH_SIZE
+    with first.copy_to_prune(config, batch_size) as network:
         stacked = _stacked_network(network, runs)
-        scores = pruning.pruner.scores(stacked, torch.Generator())
+        scores = pruner.scores(stacked, torch.Generator())
     return [
         {name: score[row].clone() for name, score in scores.items()} for row in range(len(runs))
     ]
-
-
-def _batch_size(run: NetworkRun, pruning: PruningCallback) -> int:
-    """Return the examples in a batch of the pass."""
-    if run.module.device.type == "cuda" and pruning.pruner.batch_invariant:
-        return GPU_BATCH_SIZE
-    return pruning.batch_size
 
 
 def _stacked_network(network: Network, runs: Sequence[NetworkRun]) -> Network:

@@ -17,7 +17,7 @@ from lit_dps.core.trial_config import BatchConfig, GoalConfig, OptimConfig, Prun
 from lit_dps.pruning import PRUNERS, Pruner
 from lit_dps.pruning.pruner import Scores
 from lit_dps.readings.registry import ReadingSpec
-from lit_dps.training import BatchScheduleCallback, PruningCallback
+from lit_dps.training import PruningCallback
 from lit_dps.training.checkpoint_files import CheckpointFile, Checkpoints
 from lit_dps.training.workload import Workload
 
@@ -38,6 +38,16 @@ def takes_option(method: str, name: str) -> bool:
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return True
     return name in argument_names(kind)
+
+
+@dataclass(frozen=True)
+class TrialConfig:
+    """The configuration of a trial: the values of the study, of the cell and of the point."""
+
+    pruning: PruningConfig
+    optim: OptimConfig
+    local: LocalSGDSchedule
+    batch: BatchConfig
 
 
 @dataclass(frozen=True)
@@ -74,8 +84,22 @@ class TrialSettings:
         default_factory=dict, init=False, repr=False
     )
 
-    def pruning_config(self, trial: Trial) -> PruningConfig:
-        """Return how a trial is pruned, with the values of its cell.
+    def resolve(self, trial: Trial) -> TrialConfig:
+        """Return the configuration of a trial.
+
+        Raises:
+            ConfigError: If a value of the cell or the point is refused.
+        """
+        axes = trial.cell.axes
+        return TrialConfig(
+            self._pruning_of(trial),
+            replace(self.optim, **_values_below("optim.", axes)),
+            replace(self.local, **_values_below("local.", [*axes, *trial.params.items()])),
+            self.batch.with_axes(axes),
+        )
+
+    def _pruning_of(self, trial: Trial) -> PruningConfig:
+        """Return how a trial is pruned.
 
         If the method is an axis, each method receives those of `pruning.options` that it takes.
         """
@@ -98,27 +122,14 @@ class TrialSettings:
 
     def pruning_callback(self, trial: Trial) -> PruningCallback:
         """Return the callback that prunes a trial."""
-        callback = PruningCallback.of(self.pruning_config(trial))
+        callback = PruningCallback.of(self.resolve(trial).pruning)
         callback.redraw = partial(self.workload.module, trial)
         return callback
 
-    def delay(self, trial: Trial) -> int:
-        """Return how many steps the gradients of a trial are late."""
-        return replace(self.optim, **_values_below("optim.", trial.cell.axes)).delay
-
-    def average_half_life(self, trial: Trial) -> float:
-        """Return the half-life in examples of the average that is validated; 0 without one."""
-        optim = replace(self.optim, **_values_below("optim.", trial.cell.axes))
-        return optim.average_half_life
-
-    def batch_callback(self, trial: Trial) -> BatchScheduleCallback:
-        """Return the callback that sets the batch size of each step of a trial."""
-        return BatchScheduleCallback.of(self.batch.with_axes(trial.cell.axes))
-
-    def local_sgd(self, trial: Trial) -> LocalSGDSchedule:
-        """Return the schedule of local SGD. The cell and the point may set its values."""
-        values = _values_below("local.", [*trial.cell.axes, *trial.params.items()])
-        return replace(self.local, **values)
+    @property
+    def visible_steps(self) -> int:
+        """The number of steps that the module and its schedules see."""
+        return self.shown_steps or self.goal.max_steps
 
     def stored_scores(self, trial: Trial) -> tuple[PassKey, Scores] | None:
         """Return the key of the scoring pass and the pruning scores of a point; None if missing."""
@@ -185,7 +196,7 @@ class TrialSettings:
             "goal": plain(self.goal),
             "pruning": plain(self.pruning),
             "optim": plain(self.optim),
-            "local": plain(self.local_sgd(trial)),
+            "local": plain(self.resolve(trial).local),
             "metrics": list(self.metrics),
             "readings": [spec.identity for spec in self.readings],
             "goals": attempt.other_goals,

@@ -255,7 +255,7 @@ def timed_run(
 
 def local_workers(setup: StudySetup, trial: Trial) -> int:
     """Return the number of local SGD workers of a trial; its batch is divisible by it."""
-    schedule = setup.training().local_sgd(trial)
+    schedule = setup.training().resolve(trial).local
     return schedule.workers if schedule.on else 1
 
 

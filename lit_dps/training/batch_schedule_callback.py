@@ -67,16 +67,7 @@ class BatchScheduleCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
             data = lightning_private.data_module_of(trainer)
-            self.apply_to(data, trainer.accumulate_grad_batches)
-
-    def rate_factors(self, batch_size: int) -> RateFactors | None:
-        """Return the factors of the rate at each step; None if all are 1.
-
-        Args:
-            batch_size: The cell's batch size.
-        """
-        factors = self._config.rate_factors(batch_size)
-        return None if factors.are_one else factors
+            apply_batch_schedule(self._config, data, trainer.accumulate_grad_batches)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._remove_hooks()
@@ -84,7 +75,7 @@ class BatchScheduleCallback(Callback):
         self._is_stepping = False
         data: Any = lightning_private.data_module_of(trainer)
         batch_size = getattr(data, "batch_size", None)
-        if self.rate_factors(1) is None:
+        if self._config.rate_factors(1).are_one:
             return
         if not isinstance(batch_size, int):
             raise self._rate_error(f"for {type(data).__name__}, which has no batch_size")
@@ -158,23 +149,31 @@ class BatchScheduleCallback(Callback):
             hook.remove()
         self._hooks = []
 
-    def apply_to(self, data: LightningDataModule | None, parts: int = 1) -> None:
-        """Let a data module make batches of the sizes that the schedule sets.
 
-        Args:
-            data: The data module.
-            parts: Batches of an optimizer step.
-        """
-        if self.schedule.is_constant:
-            return
-        schedule_batches: Any = getattr(data, "schedule_batches", None)
-        if schedule_batches is None or is_ignored(data):
-            allowed = (
-                f"{CONSTANT}, because {type(data).__name__} makes batches of one size. Use "
-                "ImageData, or a data module with a method schedule_batches(schedule, parts)"
-            )
-            raise ConfigError(NAME_KEY, self.name, allowed)
-        schedule_batches(self.schedule, parts)
+def apply_batch_schedule(
+    config: BatchConfig, data: LightningDataModule | None, parts: int = 1
+) -> None:
+    """Let a data module make batches of the sizes that a schedule sets.
+
+    Args:
+        config: The schedule.
+        data: The data module.
+        parts: Batches of an optimizer step.
+
+    Raises:
+        ConfigError: If the data module makes batches of one size only.
+    """
+    schedule = config.build()
+    if schedule.is_constant:
+        return
+    schedule_batches: Any = getattr(data, "schedule_batches", None)
+    if schedule_batches is None or is_ignored(data):
+        allowed = (
+            f"{CONSTANT}, because {type(data).__name__} makes batches of one size. Use "
+            "ImageData, or a data module with a method schedule_batches(schedule, parts)"
+        )
+        raise ConfigError(NAME_KEY, config.schedule, allowed)
+    schedule_batches(schedule, parts)
 
 
 @contextmanager

@@ -224,7 +224,6 @@ def _build_at_ends(setup: StudySetup) -> LightningDataModule:
         if cell.batch_size != smallest:
             continue
         setup.training().pruning_callback(Trial(cell, 0))
-        setup.training().delay(Trial(cell, 0))
         for params in extreme_points(setup.space):
             data = setup.workload.build(Trial(cell, 0, params)).data
             check_workers(setup, cell, params)

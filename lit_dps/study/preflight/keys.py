@@ -149,7 +149,7 @@ def _check_sparsities_of_methods(setup: StudySetup) -> None:
     """Raise ConfigError for a sparsity that the method of its cell cannot make."""
     for cell in setup.study.cells:
         if cell.sparsity:
-            config = setup.training().pruning_config(Trial(cell, 0))
+            config = setup.training().resolve(Trial(cell, 0)).pruning
             pruner_of(config.method, config.options).check_sparsity(cell.sparsity)
 
 
@@ -179,7 +179,7 @@ def _check_batch_schedule(setup: StudySetup, cell: Cell, config: BatchConfig) ->
             "constant batch sizes"
         )
         raise ConfigError("goal.unit", setup.goal.unit, allowed)
-    if setup.training().local_sgd(trial).on:
+    if setup.training().resolve(trial).local.on:
         allowed = f"{CONSTANT}, because the workers of local SGD divide each batch"
         raise ConfigError(NAME_KEY, config.schedule, allowed)
     if setup.smoothness.interval is not None:
@@ -247,7 +247,7 @@ def _check_set_once(setup: StudySetup) -> None:
 
 def check_workers(setup: StudySetup, cell: Cell, params: Mapping[str, Value]) -> None:
     """Raise ConfigError if the workers of local SGD cannot share a batch."""
-    schedule = setup.training().local_sgd(Trial(cell, 0, params))
+    schedule = setup.training().resolve(Trial(cell, 0, params)).local
     if not schedule.on:
         return
     if setup.smoothness.interval is not None:

@@ -130,7 +130,7 @@ def _schedules(setup: StudySetup) -> Iterator[PlugIn]:
 
 
 def _pruners(training: TrialSettings, trial: Trial) -> Iterator[PlugIn]:
-    config = training.pruning_config(trial)
+    config = training.resolve(trial).pruning
     pruner = pruner_of(config.method, config.options)
     if config.sparsity and is_foreign(type(pruner)):
         # A larger sparsity may leave nothing of the small network of the test.

@@ -14,7 +14,7 @@ from lit_dps.engines import stack_filler, stacked_scores
 from lit_dps.engines.network_run import NetworkRun, build_trial
 from lit_dps.engines.stacked_scores import scores_of_new_runs, scores_of_stack
 from lit_dps.engines.trial_settings import TrialSettings
-from lit_dps.pruning import top_k
+from lit_dps.pruning import pruner_of, top_k
 from lit_dps.pruning.snip import Snip
 from lit_dps.training import GoalErrorCallback
 from tests.support.conformance import assert_conform
@@ -39,9 +39,9 @@ def prepared(training: TrialSettings, asked: list[Trial]) -> list[NetworkRun]:
 
 
 def scores_alone(run: NetworkRun, training: TrialSettings) -> dict[str, torch.Tensor]:
-    pruning = training.pruning_callback(run.attempt.trial)
-    with run.copy_to_prune(pruning, pruning.batch_size) as copy:
-        return pruning.pruner.scores(copy, torch.Generator())
+    config = training.resolve(run.attempt.trial).pruning
+    with run.copy_to_prune(config, config.batch_size) as copy:
+        return pruner_of(config.method, config.options).scores(copy, torch.Generator())
 
 
 @pytest.mark.parametrize(

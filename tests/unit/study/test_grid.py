@@ -247,7 +247,7 @@ def test_each_method_of_an_axis_receives_the_options_that_it_takes():
     check(made)
     received = {}
     for cell in made.study.cells:
-        config = made.training().pruning_config(Trial(cell, 0, PARAMS))
+        config = made.training().resolve(Trial(cell, 0, PARAMS)).pruning
         received[config.method] = config.options
     assert received == {"snip": None, "rigl": options, "gradual": {"every": 7}}
     options = {"every": 7, "evry": 7}

@@ -55,7 +55,7 @@ def test_a_trial_has_the_numbers_of_the_section_its_cell_and_its_point():
         Cell(16, 0.0, (("local.steps", 3), ("model.momentum", 0.5))),
         {"local.outer_momentum": 0.4},
     )
-    assert training.local_sgd(Trial(cell, 0, params)) == LocalSGDSchedule(2, 3, 0, 1.0, 0.4)
+    assert training.resolve(Trial(cell, 0, params)).local == LocalSGDSchedule(2, 3, 0, 1.0, 0.4)
     assert training.workload.build(Trial(cell, 0, params)).module.hparams.momentum == 0.5
 
 
