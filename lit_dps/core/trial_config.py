@@ -26,12 +26,13 @@ from lit_dps.core.batch_schedule import (
 from lit_dps.core.errors import ConfigError, check_whole, is_number
 from lit_dps.core.goal import (
     SINGLE_CHECK,
+    TOLERANCE,
     VALIDATION_ERROR,
     Goal,
     resolve_value,
 )
 from lit_dps.core.local_sgd import LocalSGDSchedule
-from lit_dps.core.metric_names import is_rising
+from lit_dps.core.metric_names import is_rising, is_share
 from lit_dps.core.trial import check_sparsity
 from lit_dps.core.unit import STEPS
 
@@ -146,6 +147,21 @@ class GoalConfig:
         if self.metric is None:
             return "goal.monitor"
         return "goal.metric"
+
+    def check_scale(self, value: float) -> None:
+        """Raise ConfigError if a value of the metric is no share, but the goal is one."""
+        name = self.monitored
+        if not math.isfinite(value):
+            return
+        is_error = self.error is not None or (name == VALIDATION_ERROR and self.at_least is None)
+        if is_error and "loss" not in name and not 0 <= value <= 1 + TOLERANCE:
+            allowed = f"a share between 0 and 1; the module logs {value:g}"
+            hint = "Log the error divided by 100 if it is in percent, or set goal.metric, at_most"
+            raise ConfigError(self.metric_key, name, allowed, hint)
+        if self.at_least is not None and is_share(name) and self.at_least <= 1 < value:
+            allowed = f"in the unit of {name}; the module logs {value:g}"
+            hint = f"Write {100 * self.at_least:g} if the metric is in percent"
+            raise ConfigError("goal.at_least", self.at_least, allowed, hint)
 
     @property
     def value_key(self) -> str:

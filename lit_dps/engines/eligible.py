@@ -58,7 +58,7 @@ from lit_dps.optim.clipping import Clipping
 from lit_dps.optim.parameter_groups import trained_parameters
 from lit_dps.pruning import prunable
 from lit_dps.pruning.network import copies_of, why_unprunable
-from lit_dps.training import GoalErrorCallback, lightning_private
+from lit_dps.training import lightning_private
 from lit_dps.training.delay_callback import requires_closure
 from lit_dps.training.early_validation import EarlyValidation
 from lit_dps.training.hidden_state import preserve_rng_state, unchanged_attributes
@@ -267,16 +267,16 @@ def _reason_against_validation(
     metrics = sorted({*settings.metrics} - {"val_loss"})
     if metrics:
         return f"only Lightning's loop measures {', '.join(metrics)} of study.metrics"
-    goal = GoalErrorCallback.of(settings.goal)
+    goal = settings.goal
     adopt_former_methods(module)
     methods = overridden(module, VALIDATION_METHODS)
-    if methods and not goal.early_reject:
+    if methods and not goal.stops_validations_early:
         return f"{name} overrides {', '.join(methods)}, and goal.early_reject is false"
-    if EarlyValidation.supports(trainer, module, goal.monitor):
+    if EarlyValidation.supports(trainer, module, goal.monitored):
         return None
     if methods:
         return f"{name} overrides {', '.join(methods)} but not per_example_error"
-    return f"{name} does not compute {goal.monitor} by per_example_error"
+    return f"{name} does not compute {goal.monitored} by per_example_error"
 
 
 def _reason_against_optimizer(

@@ -24,7 +24,6 @@ from lit_dps.engines.step_batches import count_examples, join_rows
 from lit_dps.engines.trial_settings import RaiseIfStopped, TrialSettings
 from lit_dps.module import ImageClassifier, is_wrong
 from lit_dps.parallel.process import Interrupted
-from lit_dps.training import GoalErrorCallback
 from lit_dps.training.early_validation import HardestFirst, MistakeCount
 from lit_dps.training.stopwatch import Stopwatch
 
@@ -334,16 +333,16 @@ class RunGroup:
             which: As in `_count_mistakes`.
         """
         assert isinstance(self.networks, StackedNetworks)
-        goal = GoalErrorCallback.of(self._settings.goal)
-        names = list(dict.fromkeys([goal.monitor, *self._settings.metrics]))
+        goal = self._settings.goal
+        names = list(dict.fromkeys([goal.monitored, *self._settings.metrics]))
         snapshots = self.networks.snapshots
         means = snapshots.logged_metrics(which, self._validation_split[0], names)
         columns = {name: values.tolist() for name, values in means.items()}
         metrics: list[Mapping[str, float]] = []
-        for row, value in enumerate(columns[goal.monitor]):
+        for row, value in enumerate(columns[goal.monitored]):
             goal.check_scale(value)
             metrics.append({name: columns[name][row] for name in self._settings.metrics})
-        return columns[goal.monitor], metrics
+        return columns[goal.monitored], metrics
 
     def _validation_batches(self, networks: int) -> Iterator[Tensor]:
         """Yield the batches of the validation split for some networks, as in Lightning's loop."""

@@ -45,7 +45,6 @@ from lit_dps.engines.trial_settings import TrialSettings
 from lit_dps.optim import rule_of
 from lit_dps.optim.clipping import Clipping
 from lit_dps.optim.parameter_groups import grouping_of
-from lit_dps.training import GoalErrorCallback
 from lit_dps.training.deterministic import full_float32
 from lit_dps.training.early_validation import EarlyValidation, evaluating
 from lit_dps.training.hidden_state import (
@@ -105,8 +104,8 @@ def reason_against_calls(
     methods = overridden_methods(module)
     if methods:
         return f"{name} overrides {', '.join(methods)}"
-    goal = GoalErrorCallback.of(settings.goal)
-    if goal.early_reject and EarlyValidation.supports(trainer, module, goal.monitor):
+    goal = settings.goal
+    if goal.stops_validations_early and EarlyValidation.supports(trainer, module, goal.monitored):
         return f"{name} has per_example_error but is not an ImageClassifier"
     if trainer.reload_dataloaders_every_n_epochs:  # pyright: ignore[reportAttributeAccessIssue]
         return "trainer.reload_dataloaders_every_n_epochs needs Lightning's loop"
@@ -190,7 +189,7 @@ def _reason_against_validation(
         alone = torch.stack([single[key], other[key]])
         if not torch.allclose(of_two[key], alone, rtol=TOLERANCE, equal_nan=True):
             return f"{name}: its {key} differs under torch.vmap"
-    GoalErrorCallback.of(settings.goal).check_scale(float(single[settings.goal.monitored]))
+    settings.goal.check_scale(float(single[settings.goal.monitored]))
     return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Self
@@ -14,8 +13,7 @@ from torch.optim import Optimizer
 import lit_dps.training.lightning_private as lightning_private
 from lit_dps.core.attempt import Attempt, Validation
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.goal import SINGLE_CHECK, TOLERANCE, VALIDATION_ERROR
-from lit_dps.core.metric_names import is_share
+from lit_dps.core.goal import SINGLE_CHECK, VALIDATION_ERROR
 from lit_dps.core.trial import Status
 from lit_dps.core.trial_config import GoalConfig
 from lit_dps.core.unit import EXAMPLES, STEPS
@@ -154,10 +152,10 @@ class GoalErrorCallback(Callback):
             max_seconds=max_seconds,
             unit=unit,
         )
+        self._config = config
         self.goal = config.build()
         self.monitor = config.monitored
         self.early_reject = config.stops_validations_early
-        self._monitor_key = config.metric_key
         # Called after a validation if the run continues, or if it pauses and is saved.
         self.after_check: Callable[[], None] = lambda: None
         self.saves_pause: Callable[[], bool] = lambda: False
@@ -396,7 +394,7 @@ class GoalErrorCallback(Callback):
             ConfigError: if a metric is not logged, or is not the mean over the validation split.
         """
         keys = dict.fromkeys(self.attempt.metrics, "study.metrics")
-        keys = {self.monitor: self._monitor_key, **keys}
+        keys = {self.monitor: self._config.metric_key, **keys}
         metrics = {name: logged_metric(trainer, name, key) for name, key in keys.items()}
         self.validated.end(trainer)
         for name, key in keys.items():
@@ -408,17 +406,7 @@ class GoalErrorCallback(Callback):
 
     def check_scale(self, value: float) -> None:
         """Raise ConfigError if a value of the goal's metric is no share, but the goal is one."""
-        is_error = self.goal.is_validation_error and "loss" not in self.monitor
-        if not math.isfinite(value):
-            return
-        if is_error and not 0 <= value <= 1 + TOLERANCE:
-            allowed = f"a share between 0 and 1; the module logs {value:g}"
-            hint = "Log the error divided by 100 if it is in percent, or set goal.metric, at_most"
-            raise ConfigError(self._monitor_key, self.monitor, allowed, hint)
-        if self.goal.at_least and is_share(self.monitor) and self.goal.value <= 1 < value:
-            allowed = f"in the unit of {self.monitor}; the module logs {value:g}"
-            hint = f"Write {100 * self.goal.value:g} if the metric is in percent"
-            raise ConfigError("goal.at_least", self.goal.value, allowed, hint)
+        self._config.check_scale(value)
 
     def validate_now(self, trainer: Trainer) -> dict[str, float]:
         """Validate the network, and return the metrics of the goal and of the run by name.
