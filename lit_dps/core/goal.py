@@ -61,17 +61,18 @@ def resolve_value(
 
 
 class GoalRule(Described, ABC):
-    """Decides at which check a run meets its goal, from the values of its checks.
+    """Decides at which validation a run meets its goal, from the values of its validations.
 
-    A rule decides at each check from this check and the earlier ones alone. So a run that resumes,
-    and a stored curve, give the same decision as the run itself. An easier value of the goal must
-    be met at the same check or an earlier one. Texts of the goal have `describe` in brackets.
+    A rule decides at each validation from this one and the earlier ones alone. So a run that
+    resumes, and a stored curve, give the same decision as the run itself. An easier value of the
+    goal must be met at the same validation or an earlier one. Texts of the goal have `describe` in
+    brackets.
 
     Attributes:
-        window: Number of last checks that the rule reads; None for all.
-        min_checks: The first check at which the rule can be met, counted from 1.
-        pointwise: Whether the rule only asks if each check reaches the goal. Then a check may stop
-            early once it misses the goal.
+        window: Number of last validations that the rule reads; None for all.
+        min_checks: The first validation at which the rule can be met, counted from 1.
+        pointwise: Whether the rule only asks if each validation reaches the goal. Then a
+            validation may stop early once it misses the goal.
     """
 
     window: int | None = None
@@ -80,17 +81,17 @@ class GoalRule(Described, ABC):
 
     @abstractmethod
     def is_met(self, values: Sequence[float], goal: Goal) -> bool:
-        """Return True if a run meets its goal at its last check.
+        """Return True if a run meets its goal at its last validation.
 
         Args:
-            values: The goal's metric at the last `window` checks, the last one at the end; fewer at
-                the first checks of a run. A value may be nan or infinite.
+            values: The goal's metric at the last `window` validations, the last one at the end;
+                fewer at the first validations of a run. A value may be nan or infinite.
             goal: The goal. `goal.is_reached` compares a number with its value.
         """
 
 
 class SingleCheck(GoalRule):
-    """Meets the goal at the first check whose value reaches it (Lee et al. 2021, Section 2)."""
+    """Meets the goal at the first validation that reaches it (Lee et al. 2021, Section 2)."""
 
     window = 1
     pointwise = True
@@ -103,7 +104,7 @@ class SingleCheck(GoalRule):
 
 
 class _SeveralChecks(GoalRule):
-    """A rule over a number of last checks."""
+    """A rule over a number of last validations."""
 
     def __init__(self, checks: int):
         check_whole("goal.options.checks", checks, 1, "checks")
@@ -113,13 +114,13 @@ class _SeveralChecks(GoalRule):
 
 
 class MeanOfChecks(_SeveralChecks):
-    """Meets the goal at the first check where the mean of the last checks reaches it.
+    """Meets the goal at the first validation where the mean of the last validations reaches it.
 
-    The goal cannot be met before there are so many checks. A value that is not finite misses the
-    goal at every check whose mean contains it.
+    The goal cannot be met before the run has that number of validations. A value that is not finite
+    misses the goal at every validation whose mean contains it.
 
     Args:
-        checks: Number of checks of a mean, at least 1.
+        checks: Number of validations of a mean, at least 1.
     """
 
     def is_met(self, values: Sequence[float], goal: Goal) -> bool:
@@ -133,12 +134,12 @@ class MeanOfChecks(_SeveralChecks):
 
 
 class StaysBelow(_SeveralChecks):
-    """Meets the goal at the first check where each of the last checks reaches it.
+    """Meets the goal at the first validation where each of the last validations reaches it.
 
-    For a metric that rises, the checks stay above the goal.
+    For a metric that rises, the validations stay above the goal.
 
     Args:
-        checks: Number of checks in a row, at least 1.
+        checks: Number of validations in a row, at least 1.
     """
 
     pointwise = True
@@ -176,21 +177,21 @@ def rule_of(name: str, options: Mapping[str, Any] | None = None) -> GoalRule:
 class Goal:
     """When a trial stops (Lee et al. 2021, Section 2).
 
-    The step to result is the step of the check at which `rule` is first met. So the mean of n
-    checks, or n checks in a row, cannot be met before the n-th check.
+    The step to result is the step of the validation at which `rule` is first met. So the mean of n
+    validations, or n validations in a row, cannot be met before the n-th validation.
 
     Attributes:
         value: Value of the metric that ends a trial, finite.
-        check_interval: Optimizer steps between two checks of the entire validation split.
+        check_interval: Optimizer steps between two validations of the entire validation split.
         max_steps: Step budget, a multiple of `check_interval`.
         metric: Name of the metric.
         at_least: Whether the metric must be at least `value`; otherwise at most.
-        rule: Decides from the checks of a run when it meets the goal: one of `RULES`, or the class
-            path of a `GoalRule`.
+        rule: Decides from the validations of a run when it meets the goal: one of `RULES`, or the
+            class path of a `GoalRule`.
         options: Arguments of the rule.
         max_examples: Budget in training examples; None without one.
-        max_seconds: Budget in seconds of training, without validation; None without one. A check
-            beyond one of these budgets does not meet the goal, and ends the trial.
+        max_seconds: Budget in seconds of training, without validation; None without one. A
+            validation beyond one of these budgets does not meet the goal, and ends the trial.
         unit: The unit of K*, one of `lit_dps.core.unit.UNITS`.
 
     Raises:
@@ -325,21 +326,20 @@ class Goal:
 
     @property
     def is_pointwise(self) -> bool:
-        """Whether a check may stop early once its value misses the goal; see `GoalRule`."""
+        """Whether a validation may stop early once its value misses the goal; see `GoalRule`."""
         return self._rule.pointwise
 
     @property
     def first_possible_step(self) -> int:
-        """The step of the first check at which a run can meet the goal."""
+        """The step of the first validation at which a run can meet the goal."""
         return self._rule.min_checks * self.check_interval
 
     def is_at_first_check(self, cost: Cost | None, runs: Iterable[TrialResult]) -> bool:
-        """Return True if a cost is at the first check that can meet the goal: an upper bound.
+        """Return True if a cost is at the first validation that can meet the goal: an upper bound.
 
-        Any other cost is exact up to a check interval: the check before it missed the goal. The
-        run of a cost decides by its steps, since runs spend different seconds up to the same
-        check. If a statistic such as a median is between two runs, its run is the one that costs
-        more.
+        Any other cost is exact up to an interval: the validation before it missed the goal. The run
+        of a cost decides by its steps, since runs spend different seconds up to one validation. If
+        a statistic such as a median is between two runs, its run is the one that costs more.
 
         Args:
             cost: A statistic of the costs of the runs; None without one.
@@ -353,10 +353,10 @@ class Goal:
         return steps <= self.first_possible_step
 
     def first_met(self, curve: Curve) -> int | None:
-        """Return the index of the check at which a run meets the goal; None if it does not.
+        """Return the index of the validation at which a run meets the goal; None if it does not.
 
         Args:
-            curve: The values of the run's checks, as `TrialResult.curve`.
+            curve: The values of the run's validations, as `TrialResult.curve`.
         """
         for i in range(len(curve.get(self.metric, ()))):
             if self.is_met_at(curve, i):
@@ -364,7 +364,7 @@ class Goal:
         return None
 
     def is_met_at(self, curve: Curve, i: int) -> bool:
-        """Return True if the rule is met at the i-th check of a run, counted from 0."""
+        """Return True if the rule is met at the i-th validation of a run, counted from 0."""
         return self._is_within_budget(curve, i) and self._rule.is_met(
             curve[self.metric][self._window(i)], self
         )
@@ -373,11 +373,11 @@ class Goal:
         return all(curve[unit][i] <= limit for unit, limit in self.limits.items() if unit in curve)
 
     def is_exact_at(self, curve: Curve, i: int) -> bool:
-        """Return True if the rule reads no bound of a value at the i-th check of a run."""
+        """Return True if the rule reads no bound of a value at the i-th validation of a run."""
         return "exact" not in curve or all(curve["exact"][self._window(i)])
 
     def _window(self, i: int) -> slice:
-        """Return the checks that the rule reads at the i-th check."""
+        """Return the validations that the rule reads at the i-th validation."""
         if self._rule.window is None:
             return slice(0, i + 1)
         return slice(max(0, i + 1 - self._rule.window), i + 1)
@@ -424,15 +424,16 @@ class Goal:
     def judge(
         self, curve: Curve, loss: float, weights_finite: bool, train_past_goal: bool = False
     ) -> Status | None:
-        """Return how a trial ends at its last check; None if the trial continues.
+        """Return how a trial ends at its last validation; None if the trial continues.
 
         A trial diverges if its loss or its weights are not finite. Weights that are not finite miss
-        the goal at this check: some metrics are perfect for predictions of nan. If only the loss is
-        not finite, the goal is judged before divergence, as in the authors' code. An undefined
-        metric, such as a correlation of equal predictions, misses the goal without divergence.
+        the goal at this validation: some metrics are perfect for predictions of nan. If only the
+        loss is not finite, the goal is judged before divergence, as in the authors' code. An
+        undefined metric, such as a correlation of equal predictions, misses the goal without
+        divergence.
 
         Args:
-            curve: The values of the trial's checks so far.
+            curve: The values of the trial's validations so far.
             loss: Training loss of the last step's batch.
             weights_finite: Whether all weights are finite.
             train_past_goal: Whether the trial continues to `max_steps` after it has met the goal.
@@ -458,7 +459,7 @@ class Goal:
     def most_steps(
         self, batch_size: int, step_seconds: float, schedule: BatchSchedule = CONSTANT_BATCH
     ) -> int:
-        """Return the step of the check at which the budgets of a trial are spent.
+        """Return the step of the validation at which the budgets of a trial are spent.
 
         Args:
             batch_size: The cell's batch size.
@@ -472,16 +473,16 @@ class Goal:
             steps = schedule.steps_within(examples - 1, batch_size) + 1
         if self.max_seconds is not None and step_seconds:
             steps = min(steps, self.max_seconds / step_seconds)
-        checks = math.ceil(steps / self.check_interval)
-        return min(self.max_steps, checks * self.check_interval)
+        intervals = math.ceil(steps / self.check_interval)
+        return min(self.max_steps, intervals * self.check_interval)
 
     def is_spent(self, curve: Curve) -> bool:
-        """Return True if a budget of a run is spent at its last check."""
+        """Return True if a budget of a run is spent at its last validation."""
         limits = {"step": self.max_steps, **self.limits}
         return any(curve[unit][-1] >= limit for unit, limit in limits.items() if curve.get(unit))
 
     def last_step_within(self, curve: Curve) -> int:
-        """Return the step of the last check within all budgets; 0 without one."""
+        """Return the step of the last validation within all budgets; 0 without one."""
         last = 0
         for i, step in enumerate(curve.get("step", ())):
             if self._is_within_budget(curve, i):
