@@ -312,10 +312,10 @@ class LoaderData(LightningDataModule):
 
     def _validation_seeds(self, steps: int) -> int:
         """Return how many seeds the validations of the first steps have drawn."""
-        checks = steps // self._check_interval
+        validations = steps // self._check_interval
         if self._keeps_validation_workers:
-            return min(checks, 1)  # persistent workers keep their iterator
-        return checks
+            return min(validations, 1)  # persistent workers keep their iterator
+        return validations
 
     @property
     def _exhausts_sampler(self) -> bool:

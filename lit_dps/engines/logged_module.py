@@ -31,7 +31,7 @@ from lit_dps.engines.module_hooks import NeedsLightning
 from lit_dps.module import ImageClassifier
 from lit_dps.training.training_pass import loss_of
 
-# Examples that a check evaluates at a time, summed over networks. Simple-CNN needs 80 kB for one.
+# Examples that are validated at a time, summed over networks. Simple-CNN needs 80 kB for one.
 MAX_EVALUATED = 32_768
 
 

@@ -41,7 +41,7 @@ CALLED_HOOKS = (*BUILD_HOOKS, *START_HOOKS, *STEP_HOOKS, *END_HOOKS)
 
 # They move batches to a device. The data in memory of the interval loop are there already.
 TRANSFER_HOOKS = ("transfer_batch_to_device", "on_before_batch_transfer", "on_after_batch_transfer")
-# Early checks call `per_example_error` instead of all other methods of a validation.
+# Early validations call `per_example_error` instead of all other methods of a validation.
 VALIDATION_HOOKS = tuple(name for name in dir(LightningModule) if name.startswith("on_validation_"))
 VALIDATION_METHODS = ("per_example_error", "validation_step", *VALIDATION_HOOKS)
 

@@ -77,7 +77,7 @@ class SingleNetwork(NetworkRows):
             self.run.attempt.on_step(y.device)
         if self._local is not None:
             local, shared = self._local
-            shared.check()
+            shared.raise_if_changed()
             local.show()  # so that the validation sees the average of the workers
         if self._find_trainable() != self._trainable:
             name = type(self.run.module).__name__
@@ -104,7 +104,7 @@ class SingleNetwork(NetworkRows):
 
         local.step(update)
         if local.steps == 1:
-            shared.check()
+            shared.raise_if_changed()
         return mean_of(losses)
 
     def _update(self, batch: tuple[Tensor, Tensor], step: int) -> Tensor:

@@ -431,7 +431,7 @@ def _reason_against_errors(module: ImageClassifier, batch: tuple[Tensor, Tensor]
     two = stacked(tensors_of(module), tensors_of(module))
     call = Functional(module).call
     both = vmap(lambda tensors: call("per_example_error", tensors, batch))(two)
-    # A check counts decisions, so these must be equal and not only close.
+    # A validation counts decisions, so these must be equal and not only close.
     same_decisions = torch.equal(is_wrong(both), is_wrong(single))
     if not same_decisions or not torch.allclose(both, single, rtol=TOLERANCE, equal_nan=True):
         return f"the per_example_error of {name} differs under torch.vmap"

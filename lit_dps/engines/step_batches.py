@@ -1,7 +1,7 @@
 """The batches of the steps of a stack, whose rows may have batches of different sizes.
 
-The last batch of an epoch may be short. Rows that began at different checks have it in different
-steps. Such a step computes the rows of each batch size together.
+The last batch of an epoch may be short. Rows that began at different validations have it in
+different steps. Such a step computes the rows of each batch size together.
 """
 
 from __future__ import annotations

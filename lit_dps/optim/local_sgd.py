@@ -101,7 +101,7 @@ class LocalSGD:
             self._average()
 
     def show(self) -> None:
-        """Put the mean of the workers into the network, for a check; no worker changes.
+        """Put the mean of the workers into the network, for a validation; no worker changes.
 
         At the end of a round it is theta. Within a round, no worker trains this network, and the
         workers would have to communicate to compute it.

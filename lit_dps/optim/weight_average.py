@@ -1,4 +1,4 @@
-"""WeightAverage: the exponential average of a network's weights, which is checked in their place.
+"""WeightAverage: the exponential average of a network's weights, which is validated in their place.
 
 After each optimizer step, average <- average + (1 - 2^(-B / h)) (weights - average), where B are
 the examples of the step and h is the half-life in examples. The half-life therefore means the same
@@ -8,7 +8,7 @@ are. A pruned weight is zero in the average. Untrained parameters are averaged t
 may train them later.
 
 The average is in double precision, because the share of a step may be below the precision of the
-weights. It is cast to the type of the weights for a check.
+weights. It is cast to the type of the weights for a validation.
 
 Floating-point buffers, such as the running statistics of batch normalization, are averaged with the
 same half-life, because they belong to the weights of their time. Other buffers are those of the

@@ -105,7 +105,7 @@ class MaskChanges:
         except NanScoresError as error:
             if all_finite([*weights.values(), *gradients.values()]):
                 raise error.of_method(self.pruner) from None
-            # Training has diverged, and the next check ends the trial.
+            # Training has diverged, and the next validation ends the trial.
             return update.mask
         self._check(mask, changed, step)
         return changed

@@ -215,7 +215,7 @@ def prune(
         with network() as copy:
             if _is_finite(copy):
                 raise error.of_method(pruner) from None
-            # The network has diverged. Any mask serves, because the first check ends the trial.
+            # The network has diverged, so any mask will do: the first validation ends the trial.
             equal = {name: torch.zeros_like(p) for name, p in copy.parameters.items()}
         return top_k(equal, sparsity), scores
 

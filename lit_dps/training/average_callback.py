@@ -29,7 +29,7 @@ class AverageCallback(Callback):
     In the trainer's list it follows `PruningCallback` and precedes `GoalErrorCallback`.
 
     Args:
-        half_life: Half-life in examples; 0 checks the trained weights.
+        half_life: Half-life in examples; 0 validates the trained weights.
 
     Raises:
         ConfigError: for a half-life below 0. When a fit begins, for another order in the trainer's
@@ -155,7 +155,7 @@ class AverageCallback(Callback):
 
 
 def refuse_later_average(trainer: Trainer, goal: Callback) -> None:
-    """Raise ConfigError if an average follows the goal, which would not check it."""
+    """Raise ConfigError if an average follows the goal, which would not validate it."""
     for callback in _callbacks_after(trainer, goal):
         if isinstance(callback, AverageCallback) and callback.half_life:
             name = type(goal).__name__
@@ -170,7 +170,7 @@ def _callbacks_after(trainer: Trainer, callback: Callback) -> list[Callback]:
 
 @contextmanager
 def showing_average(trainer: Trainer) -> Iterator[None]:
-    """Let the module of a trainer have the average that is checked, if there is one."""
+    """Let the module of a trainer have the average that is validated, if there is one."""
     for callback in lightning_private.callbacks_of(trainer, AverageCallback):
         if callback.average is not None:
             with callback.average.shown():

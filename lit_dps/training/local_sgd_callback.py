@@ -193,7 +193,7 @@ class LocalSGDCallback(Callback):
         workers.step(update)
         self._expect_weights(workers)
         if workers.steps == 1:
-            self._shared.check()
+            self._shared.raise_if_changed()
         return results[-1]
 
     def _train_on_part(
@@ -246,7 +246,7 @@ class LocalSGDCallback(Callback):
         """Give the module the mean of its workers until the next step. Call it on all ranks."""
         if self._workers is None or self._shown_step == self._workers.steps:
             return
-        self._shared.check()
+        self._shared.raise_if_changed()
         self._workers.show()
         self._expect_weights(self._workers)
         self._shown_step = self._workers.steps
@@ -313,7 +313,7 @@ class SharedTensors:
         named = [*self.module.named_buffers(), *self.module.named_parameters()]
         return [(name, tensor) for name, tensor in named if id(tensor) not in trained]
 
-    def check(self) -> None:
+    def raise_if_changed(self) -> None:
         """Raise ConfigError if a shared tensor has changed since the beginning."""
         for name, tensor in self._tensors():
             if name not in self._before or not _are_equal(tensor, self._before[name]):
