@@ -9,7 +9,9 @@ setup: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("lit_dps needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
-	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs,test,postgres]'
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[docs,test,postgres]'
+	@# pip compiles on one core, this on all; some packages ship files that no Python compiles
+	@$(PY) -m compileall -q -j 0 .venv >/dev/null || true
 	@touch $@
 
 study: setup

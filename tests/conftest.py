@@ -32,6 +32,7 @@ E2E = (
     "goals",
     "postgres",
 )
+TESTS_OF_SOAP = ("test_soap.py", "test_delay_callback.py")
 LONGEST = ("tests/parity", *(f"tests/e2e/test_{name}" for name in E2E))
 MEMORY, ENOUGH = Path("/dev/shm"), 4 * 2**30  # bytes; all tests leave less
 
@@ -82,8 +83,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         # Shampoo takes seconds for its eigenvectors. Its own tests check that it conforms.
         parameters = item.name.partition("[")[2]
         is_shampoo = "shampoo" in parameters and "test_shampoo.py" not in item.nodeid
-        # SOAP has the same decompositions in the recipes.
-        if is_shampoo or ("soap" in parameters and "test_rule_recipes.py" in item.nodeid):
+        # SOAP has the same decompositions; tests of delays compare the loops with it.
+        has_soap = "soap" in parameters
+        is_soap = has_soap and not any(name in item.nodeid for name in TESTS_OF_SOAP)
+        if is_shampoo or is_soap:
             item.add_marker(pytest.mark.long)
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 

@@ -57,6 +57,7 @@ def test_a_trial_is_trained_again_to_its_k_and_its_weights_are_kept(call, unbrok
     )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_checkpoint_of_an_averaged_trial_has_the_average_that_met_the_goal(call, tmp_path):
     average = ("--optim.average_half_life", "300")
@@ -73,6 +74,7 @@ def test_the_checkpoint_of_an_averaged_trial_has_the_average_that_met_the_goal(c
     assert float(again.out.rsplit("val_error", 1)[1].split()[1]) == pytest.approx(error, abs=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_fit_checks_the_average(tmp_path):
     """An average that never moves keeps the error of the initial network."""

@@ -21,6 +21,7 @@ def url(folder) -> str:
     return f"sqlite:///{folder}/mlruns/study.db"
 
 
+@pytest.mark.long  # tests/unit/storage/test_best_of.py has the points
 def test_all_trials_of_a_cell_are_at_the_best_point_of_the_other_study(tmp_path):
     assert run_here(tmp_path, *SMALL).returncode == 0
     done = run_here(tmp_path, *WINNERS, "--smoothness.interval", 4)

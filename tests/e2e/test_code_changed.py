@@ -56,7 +56,14 @@ def write(folder, name: str) -> None:
     (folder / "c.yaml").write_text(yaml.safe_dump(config))
 
 
-@pytest.mark.parametrize("verb", ["advise", "fit", "study"])
+@pytest.mark.parametrize(
+    "verb",
+    [
+        pytest.param("advise", marks=pytest.mark.long),
+        pytest.param("fit", marks=pytest.mark.long),
+        "study",
+    ],
+)
 def test_code_that_changed_is_named(call, tmp_path, monkeypatch, verb):
     name = f"edited_for_{verb}"
     monkeypatch.syspath_prepend(tmp_path)

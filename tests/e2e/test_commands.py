@@ -171,11 +171,17 @@ def small_data(tmp_path_factory) -> Path:
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 SHIPPED = sorted((ROOT / "configs").rglob("*.yaml"))
+# Their workloads are those of other files, with other numbers.
+VARIANTS = ("-exhaustive", "-constant", "-linear", "-100", "-levels", "-region", "-winners", "-sgd")
 STUDIED = [
     "mnist-simple-cnn-momentum",
     "fashion-mnist-simple-cnn-sgd-linear",
     "cifar-10-resnet-8-nesterov-constant",
 ]
+
+
+def is_variant(config: Path) -> bool:
+    return config.stem.endswith(VARIANTS)
 
 
 def little(config: Path, data: Path) -> list[str]:
@@ -212,7 +218,13 @@ def little(config: Path, data: Path) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", SHIPPED, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(path, id=path.stem, marks=[pytest.mark.long] if is_variant(path) else [])
+        for path in SHIPPED
+    ],
+)
 def test_every_shipped_config_trains(config, small_data, tmp_path, monkeypatch):
     """Each file passes the checks before a study and trains a trial; studies and figures would take
     a minute more."""

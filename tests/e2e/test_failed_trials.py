@@ -117,6 +117,7 @@ def test_a_study_goes_on_without_failed_trials_and_runs_them_again_when_the_modu
     assert done.code == 0 and "no trials remain" in done.err
 
 
+@pytest.mark.long  # tests/zoo/test_stopping.py has one of a module
 @pytest.mark.slow
 def test_a_study_whose_first_trials_all_fail_ends_at_once(call, configured):
     configured(above=0.0, trials=6)

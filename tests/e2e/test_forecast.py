@@ -82,6 +82,7 @@ def test_heats_are_steps_that_may_be_spent(call):
     assert re.findall(r"\d+", line) == ["80", "320"]
 
 
+@pytest.mark.long
 def test_a_study_taken_up_needs_what_is_left_and_says_what_to_expect(tmp_path, call):
     part = ("--study.batch_sizes", "[64]", "--study.trials", "3")
     assert call(*STUDY, *part).code == 0

@@ -31,12 +31,14 @@ def test_the_first_guess_is_told_stored_and_reported(folder):
     assert noise.sentence in in_one_line(first.stdout)
 
 
+@pytest.mark.long
 def test_it_is_measured_once(folder):
     again = run_here(folder, *CELLS, "--study.trials", 2)
     assert again.returncode == 0
     assert "noise scale" not in again.stderr and "noise scale" in again.stdout
 
 
+@pytest.mark.long
 def test_it_can_be_switched_off(folder):
     other = ("--study.trials", 1, "--study.noise_scale", False, "--study.name", "off")
     off = run_here(folder, "study", "--config", FAST, *SMALL, *other)

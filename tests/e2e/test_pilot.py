@@ -126,6 +126,7 @@ def test_the_users_run_and_a_few_larger_batches_give_the_curve(tmp_path, monkeyp
     }
 
 
+@pytest.mark.long  # the command killed between two runs is tested always
 def test_a_command_that_ends_in_the_pilot_goes_on_as_an_unbroken_one(tmp_path, monkeypatch):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     whole.mkdir()
@@ -246,6 +247,7 @@ def test_a_run_that_misses_its_goal_is_told_and_identifies_nothing(tmp_path):
     assert again.returncode == 3 and "\nyour run: B = 32" not in again.stderr
 
 
+@pytest.mark.long
 def test_a_rate_that_is_far_too_small_is_noticed_and_run_again(tmp_path, monkeypatch):
     """The module needs e^(0.4 |log(rate / 0.1)|) as many steps: the pilot at 0.002 takes 4.8 K."""
     monkeypatch.setattr("tests.e2e.advised_user.STEEPNESS", 0.4)

@@ -38,6 +38,7 @@ CONFIG = {
 SIZES = {"study": 1, "cell": 4, "trial": 12}
 
 
+@pytest.mark.long  # tests/zoo/test_plain.py has one
 @pytest.mark.slow
 def test_a_module_that_knows_nothing_of_the_package_is_studied(tmp_path):
     shutil.copy(Path(__file__).with_name("plain_user.py"), tmp_path)

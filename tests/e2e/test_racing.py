@@ -64,6 +64,7 @@ def test_a_raced_study_finds_the_same_for_less(tmp_path, unbroken):
         ]
 
 
+@pytest.mark.long  # tests/unit/storage/test_run_on.py has the values
 @pytest.mark.slow
 def test_goals_added_later_are_answered_as_far_as_the_checks_tell(tmp_path):
     goals = ("--study.goals", "[0.4]", "--study.batch_sizes", "[16]")

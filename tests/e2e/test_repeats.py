@@ -58,6 +58,7 @@ def whole(tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 def test_killed_or_added_later_repeats_are_those_of_one_go(tmp_path, whole):
     assert run_here(tmp_path, *SMALL).returncode == 0
     url = url_of(tmp_path)

@@ -28,7 +28,8 @@ STUDY = ("study", "--config", FAST)
 @pytest.mark.parametrize(
     ("sent", "group"),
     [
-        (signal.SIGINT, True),  # as a terminal sends Ctrl-C: to all processes
+        # as a terminal sends Ctrl-C: to all processes
+        pytest.param(signal.SIGINT, True, marks=pytest.mark.long),
         (signal.SIGKILL, False),  # the parent alone: its workers must not train on
     ],
     ids=lambda value: getattr(value, "name", None),

@@ -45,6 +45,7 @@ def test_a_script_without_a_guard_is_told_so_once(tmp_path, argv, run):
     assert not results(tmp_path / "mlruns" / "study.db")
 
 
+@pytest.mark.long
 def test_a_script_with_a_guard_runs_a_study(tmp_path):
     call = f"raise SystemExit(main({COMMANDS['workers']!r}))"
     done = run_script(

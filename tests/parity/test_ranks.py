@@ -87,6 +87,7 @@ def test_several_ranks_find_the_mask_and_k_of_one(cell, world, max_steps):
             assert ((other[-1] == 0) == (weights == 0)).all(), "another mask"
 
 
+@pytest.mark.long  # the next test finds the mask and K* of one
 @pytest.mark.parametrize(("cell", "world"), STEP_PAIRS, ids=str)
 def test_several_ranks_take_the_steps_of_one(cell, world):
     """In float64: in float32 an activation that rounding moves across a kink sets two runs apart by

@@ -54,6 +54,7 @@ def test_short_last_batches_are_counted_and_told(zoo):
     assert any("fewer than B examples" in note for note in notes), notes
 
 
+@pytest.mark.long
 def test_full_batches_alone_are_not_told(zoo):
     outcome = zoo(data=spec("data.Clouds", n=170, drop_last=True), goal=NEVER)
     assert_works(outcome, ["incomplete"])

@@ -39,6 +39,7 @@ def rich_or_skip(name: str) -> None:
         pytest.importorskip("rich")
 
 
+@pytest.mark.long
 def test_several_that_watch_do_so_together(zoo):
     outcome = zoo(**all_by_trainer(WORK), **ONE)
     assert_works(outcome)
@@ -58,7 +59,9 @@ def test_those_that_watch(zoo, way, name, options):
 
 
 # A trainer has one progress bar.
-@pytest.mark.parametrize("bar", ["TQDMProgressBar", "RichProgressBar"])
+@pytest.mark.parametrize(
+    "bar", [pytest.param("TQDMProgressBar", marks=pytest.mark.long), "RichProgressBar"]
+)
 def test_several_that_would_save_or_draw_do_nothing_together(zoo, bar):
     rich_or_skip(bar)
     others = [each for each in IDLE if not each[0].endswith("ProgressBar")]

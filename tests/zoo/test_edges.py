@@ -38,7 +38,7 @@ def test_a_sampler_without_an_end(zoo):
     assert_refused(zoo(data="edges.Endless"), "data", "finite")
 
 
-@pytest.mark.parametrize("exclude", [[], ["model_of_old.*"]])
+@pytest.mark.parametrize("exclude", [pytest.param([], marks=pytest.mark.long), ["model_of_old.*"]])
 def test_a_frozen_copy_is_pruned_with_the_network_unless_it_is_excluded(zoo, exclude):
     outcome = zoo("edges.Distilled", pruning={"exclude": exclude}, **ONE, **NEVER)
     assert_works(outcome, ["incomplete"])
@@ -49,6 +49,7 @@ def test_a_frozen_copy_is_pruned_with_the_network_unless_it_is_excluded(zoo, exc
     assert ("weights in copies of the pruned network" in outcome.out) is (exclude == [])
 
 
+@pytest.mark.long
 def test_layers_that_begin_equal_have_masks_of_their_own(zoo):
     outcome = zoo("edges.Twins", pruning={"exclude": ["body.1.*"]}, **ONE, **NEVER)
     assert_works(outcome, ["incomplete"])

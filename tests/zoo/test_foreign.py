@@ -16,6 +16,7 @@ def test_keywords_that_are_handed_on(zoo):
     assert outcome.audit(outcome.results[0]).start.tensors["head.weight"].shape == (4, 24)
 
 
+@pytest.mark.long
 def test_a_function_with_keywords_that_no_signature_tells_of(zoo):
     outcome = zoo({**spec("foreign.make_net", lr=0.01), "dict_kwargs": {"hidden": 24}}, **ONE)
     assert_works(outcome)

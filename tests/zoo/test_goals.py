@@ -44,6 +44,7 @@ def test_what_is_no_mean_over_the_split(zoo, options):
     assert_refused(zoo(spec("metrics.Reduced", options=options)), KEY, "val_error")
 
 
+@pytest.mark.long
 def test_a_mean_may_be_logged_of_each_batch_too(zoo):
     outcome = zoo(
         spec("metrics.Reduced", options={"on_step": True, "on_epoch": True}), batch_sizes=[16]
@@ -51,7 +52,7 @@ def test_a_mean_may_be_logged_of_each_batch_too(zoo):
     assert_works(outcome)
 
 
-@pytest.mark.parametrize("name", ["ByMetric", "AtTheEnd"])
+@pytest.mark.parametrize("name", ["ByMetric", pytest.param("AtTheEnd", marks=pytest.mark.long)])
 def test_an_error_may_be_a_metric_or_a_number(zoo, name):
     assert_works(zoo(f"metrics.{name}", batch_sizes=[16]))
 

@@ -17,7 +17,12 @@ def zoo(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["OneArgument", "SkipsSome", pytest.param("ReturnsDict", marks=pytest.mark.long)]
+    "name",
+    [
+        pytest.param("OneArgument", marks=pytest.mark.long),
+        "SkipsSome",
+        pytest.param("ReturnsDict", marks=pytest.mark.long),
+    ],
 )
 def test_training_steps(zoo, name):
     assert_works(zoo(f"steps.{name}"))
@@ -64,7 +69,7 @@ def test_a_stream_without_a_pass(zoo):
     [
         pytest.param({"gradient_clip_val": 0.1}, marks=pytest.mark.long),
         {"precision": "bf16-mixed"},
-        {"precision": "64-true"},
+        pytest.param({"precision": "64-true"}, marks=pytest.mark.long),
         pytest.param({"reload_dataloaders_every_n_epochs": 1}, marks=pytest.mark.long),
         {"detect_anomaly": True, "inference_mode": False},
         {"logger": True, "log_every_n_steps": 1, "num_sanity_val_steps": 2},

@@ -18,7 +18,11 @@ NEVER = {"monitor": "val_loss", "error": 1e-6}
         # A test below has both in each batch too.
         pytest.param({}, id="both in each batch", marks=pytest.mark.long),
         pytest.param({"critic_every": 3}, id="the critic now and then"),
-        pytest.param({"critic_every": 1, "classifier_every": 4}, id="the classifier now and then"),
+        pytest.param(
+            {"critic_every": 1, "classifier_every": 4},
+            id="the classifier now and then",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_two_optimizers(zoo, every):
@@ -27,6 +31,7 @@ def test_two_optimizers(zoo, every):
     assert {len(outcome.audit(result).rates) for result in outcome.results} == {40}
 
 
+@pytest.mark.long
 def test_two_optimizers_reach_a_goal(zoo):
     outcome = zoo("optimizers.Adversarial", pruning=MAGNITUDE)
     assert_works(outcome)

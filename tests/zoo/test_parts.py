@@ -37,6 +37,7 @@ def test_a_parametrization_that_zeros_would_break(zoo, by, said):
     assert_refused(zoo(spec("parts.Parametrized", by=by)), said, r"body\.2")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("by", [pytest.param("weight_norm", marks=pytest.mark.long), "orthogonal"])
 def test_without_pruning_any_parametrization_does(zoo, by):
     assert_works(zoo(spec("parts.Parametrized", by=by), sparsities=[0.0], batch_sizes=[16]))
@@ -52,6 +53,7 @@ def test_a_layer_that_does_not_know_its_size(zoo):
     assert_refused(zoo("parts.Lazy"), "lazy|uninitialized", r"body\.2")
 
 
+@pytest.mark.long
 def test_without_pruning_a_layer_may_learn_its_size(zoo):
     assert_works(zoo("parts.Lazy", sparsities=[0.0], batch_sizes=[16]))
 
@@ -60,14 +62,19 @@ def test_without_pruning_a_layer_may_learn_its_size(zoo):
     ("model", "names"),
     [
         ("FrozenBackbone", {"head.weight", "head.bias"}),
-        ("HalfTrained", {"body.2.weight", "body.2.bias", "head.weight", "head.bias"}),
-        (
+        pytest.param(
+            "HalfTrained",
+            {"body.2.weight", "body.2.bias", "head.weight", "head.bias"},
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
             "OwnNorms",
             {
                 f"{layer}.{part}"
                 for layer in ("body.0", "body.5", "head")
                 for part in ("weight", "bias")
             },
+            marks=pytest.mark.long,
         ),
         (
             "BatchNorm",
@@ -97,6 +104,7 @@ def test_what_is_kept_without_a_score_is_told(zoo):
     assert any("score 0" in line for line in outcome.out.splitlines() if line.startswith("note: "))
 
 
+@pytest.mark.long
 def test_where_all_have_a_score_nothing_is_told(zoo):
     outcome = zoo(**SPARSE)
     assert_works(outcome)

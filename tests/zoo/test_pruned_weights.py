@@ -11,8 +11,8 @@ from tests.zoo.run import spec, study
 from tests.zoo.verify import assert_refused, assert_works
 
 NEVER = {"monitor": "val_loss", "error": 1e-6, "max_steps": 10}
-MOVES = ["WithLookahead", "WithLBFGS", "ClippedWeights"]
-MORE = ["WithDecay", "WeightNoise", "GradientNoise", "MaxNorm"]
+MOVES = ["WithLBFGS", "ClippedWeights"]
+MORE = ["WithLookahead", "WithDecay", "WeightNoise", "GradientNoise", "MaxNorm"]
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_orthogonal_updates(zoo):
 @pytest.mark.parametrize(
     ("method", "tells"),
     [
-        ("magnitude", True),
+        pytest.param("magnitude", True, marks=pytest.mark.long),
         ("random", False),
         pytest.param("magnitude", False, marks=pytest.mark.long),
         pytest.param("random", True, marks=pytest.mark.long),
@@ -59,6 +59,7 @@ def test_manual_optimization_has_no_loss_for_snip(zoo, tells):
     )
 
 
+@pytest.mark.long
 def test_manual_optimization_needs_no_pruning(zoo):
     assert_works(zoo("optimizers.Manual", sparsities=[0.0]))
 

@@ -15,8 +15,8 @@ from tests.zoo.run import spec
 from tests.zoo.verify import assert_refused, assert_works
 
 NEVER = {"monitor": "val_loss", "error": 1e-6, "max_steps": 10}
-STATEFUL = ["passes.WarmUp", "passes.MovingTeacher", "passes.NumpyNoise", "parts.BatchNorm"]
-MORE = ["passes.Memory", "passes.LateBuffer", "passes.Dropout"]
+STATEFUL = ["passes.MovingTeacher", "passes.NumpyNoise"]
+MORE = ["passes.WarmUp", "parts.BatchNorm", "passes.Memory", "passes.LateBuffer", "passes.Dropout"]
 
 
 @pytest.mark.parametrize(

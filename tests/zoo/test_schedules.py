@@ -48,6 +48,7 @@ def scheduled(kind: str):
     return spec("schedules.Scheduled", kind=kind)
 
 
+@pytest.mark.long  # the same schedule with accumulated batches is tested always
 def test_one_cycle_over_the_estimated_steps(zoo):
     outcome = zoo(scheduled("one_cycle"), goal=NEVER)
     assert_rates(
@@ -56,6 +57,7 @@ def test_one_cycle_over_the_estimated_steps(zoo):
     )
 
 
+@pytest.mark.long  # the one over epochs is tested always
 def test_a_cosine_over_the_budget_of_steps(zoo):
     outcome = zoo(scheduled("cosine_steps"), goal=NEVER)
     assert_rates(
@@ -88,6 +90,7 @@ def test_accumulated_batches_are_no_steps_of_a_schedule(zoo):
         assert outcome.audit(result).rates[::2] == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.long
 def test_a_rate_that_halves_at_the_end_of_each_epoch(zoo):
     outcome = zoo(scheduled("halving"), goal=NEVER)
     assert_rates(

@@ -32,6 +32,7 @@ def test_a_space_over_the_seed_of_the_order(zoo):
     assert_refused(zoo(data="data.OwnOrder", space=space), "study.space", "order_seed")
 
 
+@pytest.mark.long
 def test_the_longer_name_of_a_key_does_as_well(zoo):
     space = {"model.init_args.lr": RATES["model.lr"]}
     assert_works(zoo(space=space, batch_size_key="data.init_args.batch_size", batch_sizes=[16]))
@@ -58,6 +59,7 @@ def test_an_order_seed_is_drawn_for_each_point(zoo):
     assert first[0] != first[1]
 
 
+@pytest.mark.long
 def test_true_and_false_are_values_of_an_axis(zoo):
     outcome = zoo(
         data=spec("data.Clouds", n=150), grid={"data.drop_last": [True, False]}, batch_sizes=[16]

@@ -28,7 +28,7 @@ def test_what_a_trainer_may_not_be_told(zoo, key, value):
     assert_refused(zoo(trainer={key: value}), rf"trainer\.{key}")
 
 
-@pytest.mark.parametrize("way", ["module", "callback"])
+@pytest.mark.parametrize("way", ["module", pytest.param("callback", marks=pytest.mark.long)])
 def test_a_run_that_is_stopped_from_within(zoo, way):
     callbacks = (
         [{"class_path": "tests.zoo.animals.callbacks.Impatient"}] if way == "callback" else []

@@ -115,8 +115,8 @@ def power(given, store: AdviceStore) -> float:
     ("module", "space", "expected"),
     [
         ("Adam", {"weight_decay": Range(0.01, 0.1, "log")}, 0.5),
-        ("WantsTrainer", {}, 0.5),
-        ("Plain", {}, 1.0),
+        pytest.param("WantsTrainer", {}, 0.5, marks=pytest.mark.long),
+        pytest.param("Plain", {}, 1.0, marks=pytest.mark.long),
     ],
 )
 def test_the_rate_is_scaled_as_that_of_the_branches(tmp_path, short_forks, module, space, expected):
@@ -229,9 +229,8 @@ test.fork(sys.argv[1], 600, kill_after=int(sys.argv[2]))
 """
 
 
-@pytest.mark.parametrize(
-    ("kill_after", "forked_again"), [pytest.param(1, {2}, marks=pytest.mark.long), (2, set())]
-)
+@pytest.mark.long  # tests/e2e/test_pilot.py has commands that are killed
+@pytest.mark.parametrize(("kill_after", "forked_again"), [(1, {2}), (2, set())])
 def test_a_killed_command_resumes_to_the_answer_of_an_unbroken_one(
     tmp_path, short_forks, monkeypatch, kill_after, forked_again
 ):

@@ -299,6 +299,7 @@ def test_want_of_memory_is_told_from_other_errors(error, full):
     assert is_full(error) is full
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_several_ranks_are_timed_and_the_exchange_is_fitted():
     said = []

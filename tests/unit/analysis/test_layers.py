@@ -194,6 +194,7 @@ def test_points_that_one_series_lacks_are_left_out_of_all():
     assert rows["points"].eq(2).all() and rows["k_star"].min() == 404
 
 
+@pytest.mark.long
 def test_figures_are_drawn_where_pruning_is_an_axis(study, tmp_path):
     new = [BY_NAME[name] for name in ("pruners", "layers", "terms")]
     assert all(figure.by_default(study) for figure in new)

@@ -208,11 +208,11 @@ def coverage(seeds, budget, never, studies=300):
     ("seeds", "budget", "never"),
     [
         (15, 1 - 1e-9, 0.0),
-        (15, 0.8, 0.0),
+        pytest.param(15, 0.8, 0.0, marks=pytest.mark.long),
         (15, 0.7, 0.0),
         (5, 0.8, 0.0),
         (15, 1 - 1e-9, 0.3),
-        (5, 1 - 1e-9, 0.2),
+        pytest.param(5, 1 - 1e-9, 0.2, marks=pytest.mark.long),
     ],
 )
 def test_intervals_of_a_median_hold_it_as_often_as_they_say_where_runs_missed(seeds, budget, never):

@@ -28,6 +28,7 @@ def no_pool(workers, threads, keep=True):
     yield lambda function, arguments: [function(*each) for each in arguments]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "sections", [BRIEF, pytest.param(list(SECTIONS), marks=pytest.mark.long)], ids=["brief", "all"]

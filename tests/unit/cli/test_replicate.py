@@ -125,6 +125,7 @@ def compared(folder):
     }
 
 
+@pytest.mark.long
 def test_searches_for_the_same_goal_are_compared_and_best_points_of_others_are_not(folder):
     stored(folder, "one: a")
     stored(folder, "two", config={**CONFIG, "study": {"best_of": "one: a"}})
@@ -140,6 +141,7 @@ def test_of_two_searches_of_a_workload_for_a_goal_the_larger_is_compared(folder,
     assert compared(folder) == {"compare_MNIST_SimpleCNN_goal_error_0.1": {larger}}
 
 
+@pytest.mark.long
 def test_searches_for_different_goals_are_apart(folder):
     stored(folder, "one: a")
     stored(folder, "two", goal=Goal(0.02, 16, 40_000))

@@ -12,6 +12,7 @@ from tests.support.notebook import outputs
 NOTEBOOK = Path(__file__).parents[3] / "docs" / "notebook.ipynb"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_notebook_runs_and_gives_what_it_shows(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -61,7 +61,16 @@ class Frozen(ImageClassifier):
         return self.network(x) * self.scale
 
 
-@pytest.mark.parametrize("name", ["OwnLoss", "OwnOptimizer", "Decayed", "Frozen", "Locked"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "OwnLoss",
+        "OwnOptimizer",
+        pytest.param("Decayed", marks=pytest.mark.long),
+        "Frozen",
+        pytest.param("Locked", marks=pytest.mark.long),
+    ],
+)
 def test_a_module_of_the_users_is_stacked(name):
     used = workload(class_path=f"tests.unit.engines.test_eligible.{name}")
     ours, reference = both(used, trials(Cell(16, 0.0), Cell(16, 0.5), rates=[0.02, 0.05, 0.002]))

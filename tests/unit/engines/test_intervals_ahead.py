@@ -68,6 +68,7 @@ def test_results_are_those_of_one_interval_at_a_time(name, ahead):
     assert facts(found) == facts(expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ahead", [3, pytest.param(32, marks=pytest.mark.long)])
 def test_rows_are_filled_again_and_a_race_ends_as_one_interval_at_a_time(ahead):
     asked = trials(Cell(16, 0.0), Cell(16, 0.9))

@@ -90,7 +90,11 @@ def together(trial: Trial, rule: str) -> dict[str, list[float]]:
 
 @pytest.mark.parametrize(
     ("world", "workers", "rule"),
-    [pytest.param(2, 2, "momentum", marks=LONG), (2, 4, "adam"), (3, 3, "sgd")],
+    [
+        pytest.param(2, 2, "momentum", marks=LONG),
+        (2, 4, "adam"),
+        pytest.param(3, 3, "sgd", marks=LONG),
+    ],
 )
 def test_ranks_train_what_one_process_simulates(world, workers, rule):
     one = dataclasses.replace(trial(workers, batch_size=24), params={"model.learning_rate": 0.01})
@@ -127,6 +131,7 @@ def taken_up(folder: Path, one: Trial) -> tuple:
     return study.said, result == whole, torch.equal(steps.weights, reference.weights)
 
 
+@pytest.mark.long
 def test_ranks_go_on_to_the_bit_too(tmp_path):
     one = trial(4, batch_size=100)
     said, same_result, same_weights = same_on_ranks(2, taken_up, tmp_path, one)

@@ -114,7 +114,12 @@ class KeepsState(Callback):
 STRANGERS = [
     ("strangers.Perceptron", "strangers.DigitLoaders", {"dropout": 0.0}),
     ("strangers.SmallResNet", "strangers.DigitLoaders", {}),
-    ("strangers.CharacterTransformer", "strangers.TextLoaders", {"dropout": 0.0}),
+    pytest.param(
+        "strangers.CharacterTransformer",
+        "strangers.TextLoaders",
+        {"dropout": 0.0},
+        marks=pytest.mark.long,
+    ),
 ]
 
 
@@ -153,7 +158,7 @@ def test_weights_and_running_statistics_are_those_of_lightning_s_loop(
     ("model", "arguments"),
     [
         ("parts.BatchNorm", {}),
-        ("schedules.Scheduled", {"kind": "halving"}),
+        pytest.param("schedules.Scheduled", {"kind": "halving"}, marks=pytest.mark.long),
         ("tricky.Prototypes", {}),
     ],
 )
@@ -405,6 +410,7 @@ class ValidationLoss(Reading):
         return {"loss": total / examples, "of_training": of_training}
 
 
+@pytest.mark.long
 def test_readings_of_a_stack_of_strangers_are_those_of_lightning_s_loop():
     names = [
         f"{__name__}.ValidationLoss",

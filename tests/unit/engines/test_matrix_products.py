@@ -61,7 +61,9 @@ def test_a_module_is_the_same_by_products():
     torch.testing.assert_close(ours, module(x))
 
 
-@pytest.mark.parametrize(("products", "at_all"), [(20, True), (19, False)])
+@pytest.mark.parametrize(
+    ("products", "at_all"), [(20, True), pytest.param(19, False, marks=pytest.mark.long)]
+)
 def test_trials_end_as_alone_where_batches_are_small_enough_for_products(
     monkeypatch, products, at_all
 ):

@@ -139,8 +139,8 @@ def test_the_stack_is_halved_and_results_are_equal(monkeypatch, capsys, sizes, u
     "fault",
     [
         Fault(StackedNetworks, "put", {1}),
-        Fault(StackedNetworks, "put", {2}, is_late=True),
-        Fault(RowConverter, "rows_of", {9}),
+        pytest.param(Fault(StackedNetworks, "put", {2}, is_late=True), marks=pytest.mark.long),
+        pytest.param(Fault(RowConverter, "rows_of", {9}), marks=pytest.mark.long),
         Fault(NetworkRun, "prune_unless_resumed", {9}),  # the first run of an empty row
         Fault(NetworkRun, "prune_unless_resumed", {5}, is_late=True),  # the stack begins with seven
         Fault(stack_filler, "build_trial", {5}),  # the stack begins with four
@@ -164,6 +164,7 @@ def test_a_stack_that_cannot_be_made_smaller_stays_as_it_is(monkeypatch, undistu
     assert_equal(results, undisturbed)
 
 
+@pytest.mark.long
 def test_later_stacks_of_the_process_are_small(monkeypatch, capsys, sizes, undisturbed):
     made = engine(workload(), GOAL, size=SIZE)
     Fault(StackedNetworks, "gradients", {1, 2}).install(monkeypatch)
@@ -175,6 +176,7 @@ def test_later_stacks_of_the_process_are_small(monkeypatch, capsys, sizes, undis
     assert capsys.readouterr().err.count("out of memory: ") == 2
 
 
+@pytest.mark.long
 def test_what_does_not_fit_into_the_smallest_stack_trains_alone(monkeypatch, capsys):
     reference = train(ASKED[:4], workload(), GOAL)
 

@@ -32,7 +32,7 @@ KINDS = [
     (GROUPS, {}),
     (GROUPS, {"kind": "sgd", "schedule": "cosine"}),
     (GROUPS, {"kind": "nesterov", "schedule": "lambda"}),
-    (GROUPS, {"schedule": "lambda"}),
+    pytest.param(GROUPS, {"schedule": "lambda"}, marks=pytest.mark.long),
     ("optimizers.Decayed", {}),
 ]
 

@@ -41,7 +41,7 @@ def double_precision():
 @pytest.mark.parametrize(
     ("model", "data", "arguments"),
     [
-        ("models.Net", "data.Clouds", {}),
+        pytest.param("models.Net", "data.Clouds", {}, marks=pytest.mark.long),
         ("parts.BatchNorm", "data.OwnOrder", {}),
         ("schedules.Scheduled", "data.Clouds", {"kind": "cosine_epochs"}),
     ],

@@ -137,6 +137,7 @@ def test_a_process_may_have_workers_of_a_loader():
     assert told(load) == [100 + i for i in range(8)]
 
 
+@pytest.mark.long  # test_gpus.py has the imports of a worker
 def test_the_server_asks_no_gpu_for_anything():
     """A fork of a process that has asked CUDA for as much as the number of devices cannot use
     it."""
@@ -191,6 +192,7 @@ def test_nobody_is_left_behind_when_one_is_killed(tmp_path, victim):
     assert main.wait(30) == (-9 if victim == "command" else 0)
 
 
+@pytest.mark.long
 def test_ctrl_c_is_for_the_command_alone_also_while_the_server_imports(tmp_path):
     body = """
 signal.signal(signal.SIGINT, lambda *_: print("told", file=sys.stderr, flush=True))

@@ -123,6 +123,7 @@ def send_visible(sent) -> None:
     sent.send((os.environ.get(VARIABLE), torch.cuda.is_initialized()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "method", [processes.METHOD, pytest.param("spawn", marks=pytest.mark.long)]
 )

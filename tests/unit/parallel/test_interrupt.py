@@ -157,6 +157,7 @@ def test_a_signal_that_cannot_be_raised_ends_the_process_with_one_line(kind, rep
     assert said[0] == "SIGINT: leaving"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("when", ["counting", "reporting"])
 def test_a_second_signal_while_the_first_is_counted_is_one_line(tmp_path, monkeypatch, when):
     """The first comes while trials are trained; the second while what is left is counted, or its

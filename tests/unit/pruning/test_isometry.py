@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -24,6 +25,7 @@ def test_dense_rows_become_orthonormal():
     torch.testing.assert_close(gram, torch.eye(10).double(), rtol=0, atol=0.03)
 
 
+@pytest.mark.long
 def test_pruned_weights_stay_zero_and_signal_comes_back():
     torch.manual_seed(0)
     network, x = MLP(hidden=(100, 100)), torch.randn(20, 1, 28, 28)

@@ -58,7 +58,10 @@ def expected(factors, squares: np.ndarray, stretches: int) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize(("start", "steps", "is_limited"), [(0.5, 2, False), (0.02, 30, True)])
+@pytest.mark.parametrize(
+    ("start", "steps", "is_limited"),
+    [pytest.param(0.5, 2, False, marks=pytest.mark.long), (0.02, 30, True)],
+)
 def test_branches_of_a_noisy_quadratic_end_where_theory_says(start, steps, is_limited):
     factors, stretches = (1, 2, 4, 8, 16, 32, 64), 3
     callback = BranchCallback([steps], factors, stretches, repetitions=8)

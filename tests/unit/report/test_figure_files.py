@@ -289,6 +289,7 @@ def test_an_analysis_is_written_as_it_was_computed(tmp_path):
     assert (tmp_path / "table.txt").read_text() == render(few) != render(Analysis(record))
 
 
+@pytest.mark.long
 @pytest.mark.pictures
 def test_drawing_leaves_global_state_alone(tmp_path):
     code = """

@@ -199,6 +199,7 @@ def test_each_text_has_enough_contrast_in_both_modes(text):
                 assert (values[1] + 0.05) / (values[0] + 0.05) >= 4.5, (name, ground)
 
 
+@pytest.mark.long
 @pytest.mark.pictures
 def test_the_page_of_a_study_as_large_as_the_quickstart_is_small(tmp_path):
     cells = grid((8, 16, 32, 64, 128), (0.0, 0.9))
@@ -263,6 +264,7 @@ def test_a_study_without_results_has_a_page(study):
     assert "<img" not in text and 'id="costs"' not in text
 
 
+@pytest.mark.long
 @pytest.mark.pictures
 def test_it_is_the_same_each_time(study, drawn, tmp_path):
     _, files = publish(study, tmp_path)

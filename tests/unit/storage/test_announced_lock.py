@@ -87,6 +87,7 @@ def test_the_holder_of_a_file_is_named_once(tmp_path, suspended, capsys):
     assert f"{tmp_path}/study.db.lock" in printed
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_holder_of_a_lock_of_a_server_is_named_with_its_session(postgres, suspended, capsys):
     holder = suspended(postgres)
@@ -97,6 +98,7 @@ def test_the_holder_of_a_lock_of_a_server_is_named_with_its_session(postgres, su
     locks.peers(postgres).close()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_server_keeps_the_session_of_a_process_that_waited(postgres, suspended, capsys):
     """A time limit of the server must not end the session, by which others know that it lives."""

@@ -141,6 +141,9 @@ def any_url(request, url):
     return request.getfixturevalue("postgres") if request.param == "postgres" else url
 
 
+@pytest.mark.parametrize(
+    "any_url", ["sqlite", pytest.param("postgres", marks=pytest.mark.long)], indirect=True
+)
 def test_everything_reads_back_as_before(any_url):
     for name in ("s", "t"):
         make_study(any_url, name).leave()
@@ -161,6 +164,7 @@ def test_everything_reads_back_as_before(any_url):
     assert again.converted == {} and again.unchanged == ["s", "t"] and again.backup is None
 
 
+@pytest.mark.long
 def test_a_sqlite_file_is_copied_first(url, tmp_path):
     make_study(url).leave()
     make_study(url, "t").leave()

@@ -264,8 +264,9 @@ def test_reading_a_foreign_study_imports_nothing(words, attribute, tmp_path, mon
     assert was_run_by_user("0123"), "later commands trust it too"
 
 
-@pytest.mark.parametrize("name", ["rule", "statistic"])
-@pytest.mark.parametrize("key", ["--study.best_of", "--study.name"])
+@pytest.mark.parametrize(
+    ("name", "key"), [("rule", "--study.name"), ("statistic", "--study.best_of")]
+)
 def test_one_option_trusts_the_stored_study_and_the_study_of_best_samples(
     key, name, tmp_path, monkeypatch, capsys
 ):

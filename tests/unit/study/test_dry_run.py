@@ -216,7 +216,9 @@ def test_validation_examples_that_the_seed_of_a_point_draws_are_noted(data, is_n
     assert any("validate" in note for note in notes) is is_noted
 
 
-@pytest.mark.parametrize("values", [["fixed", "drawn"], ["drawn", "fixed"]])
+@pytest.mark.parametrize(
+    "values", [["fixed", "drawn"], pytest.param(["drawn", "fixed"], marks=pytest.mark.long)]
+)
 def test_every_value_of_a_data_axis_and_of_a_choice_is_validated_at_two_points(values):
     for more in (
         {"grid": {"data.split": values}},

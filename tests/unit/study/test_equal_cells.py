@@ -121,6 +121,7 @@ def test_a_method_that_precedes_the_stored_one_does_not_train_the_dense_cells_ag
     assert dataclasses.replace(other, shared=record.shared).cells == [added]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_study_stores_and_resumes_them_once(tmp_path, monkeypatch):
     monkeypatch.setenv("LIT_DPS_STEP_TIMING", "0")

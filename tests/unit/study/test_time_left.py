@@ -97,8 +97,16 @@ def ratios(estimates: Sequence[Estimate], total: float) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("race_factor", [None, 1.0, 2.0])
-@pytest.mark.parametrize(("stack_size", "workers"), [(1, 1), (1, 2), (32, 1), (16, 2)])
+@pytest.mark.parametrize("race_factor", [None, pytest.param(1.0, marks=pytest.mark.long), 2.0])
+@pytest.mark.parametrize(
+    ("stack_size", "workers"),
+    [
+        (1, 1),
+        pytest.param(1, 2, marks=pytest.mark.long),
+        pytest.param(32, 1, marks=pytest.mark.long),
+        (16, 2),
+    ],
+)
 def test_estimates_are_right_within_a_factor_of_two(race_factor, stack_size, workers):
     cells = [Cell(size, sparsity) for size in (16, 32, 64) for sparsity in (0.0, 0.9)]
     replay = Replay(study(race_factor, cells), stack_size, workers)

@@ -52,6 +52,7 @@ def test_our_module_and_data(tmp_path, world, batch_size):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_a_users_module_draws_on_each_rank_what_it_would_have_drawn(tmp_path, accumulate):
     trial = Trial(

@@ -95,7 +95,7 @@ class Lenient(ImageClassifier):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_a_method_of_the_instance_is_taken_by_all_engines(model, data, size):
     here, asked = (
         "tests.unit.training.test_inheritance.",
