@@ -16,7 +16,8 @@ KEY = "key"
 SINCE = "since"  # time of the first run in this environment: 2026-11-27 14:05
 THREADS = "threads"  # of each worker
 SOURCES = "sources"  # file of the user's code -> hashes of its bytes and of its syntax tree
-FORMER_SOURCE = 2  # index of a third hash, of a script's class: the only one in earlier versions
+# Begins the hash of a class, function or value of a script: the version of the described text.
+OBJECT_TEXT = "text 2: "
 # Values of the data's axes -> three hashes: of whole numbers and texts, of floats, and of the
 # processor and the versions that decide how floats are rounded.
 DATA = "data"
@@ -40,10 +41,11 @@ def key_of_code(environment: Mapping[str, Any]) -> str:
     for name, value in environment.items():
         if name not in (KEY, SINCE, DATA):
             content[name] = value
-    # The second hash of a file is of its syntax tree. Compiled code has only the first one.
+    # The second hash of a file is of its syntax tree. Compiled code has only the first one. Earlier
+    # versions stored a third one.
     trees = {}
     for file, hashes in content.get(SOURCES, {}).items():
-        trees[file] = hashes[:FORMER_SOURCE][-1]
+        trees[file] = hashes[:2][-1]
     content[SOURCES] = trees
     return with_key(content, since="")[KEY]
 
@@ -53,14 +55,16 @@ def is_same_source(one: Hashes, other: Hashes) -> bool:
     unknown.
 
     Comments and formatting do not change a syntax tree. A new version of Python may change the
-    tree, but not the bytes. Of a script's class, earlier versions stored the third hash alone.
+    tree, but not the bytes. Objects of a script cannot be compared between versions of their text.
     """
-    if UNKNOWN in (list(one), list(other)):
+    if UNKNOWN in (list(one), list(other)) or text_version(one) != text_version(other):
         return True
-    for stored, version in ((one, other), (other, one)):
-        if len(stored) == 1 and len(version) > FORMER_SOURCE:
-            return stored[0] == version[FORMER_SOURCE]
-    return bool({*one[:FORMER_SOURCE]} & {*other[:FORMER_SOURCE]})
+    return bool({*one[:2]} & {*other[:2]})
+
+
+def text_version(hashes: Hashes) -> str:
+    """Return how the text of an object is described; "" for a file, and in earlier versions."""
+    return hashes[0].rpartition(":")[0]
 
 
 def is_same_data(one: Hashes, other: Hashes) -> bool:

@@ -14,7 +14,16 @@ from typing import Any
 
 import lit_dps.core.trial as flags
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.core.environment import DATA, KEY, SINCE, SOURCES, THREADS, UNKNOWN, versions_of
+from lit_dps.core.environment import (
+    DATA,
+    KEY,
+    SINCE,
+    SOURCES,
+    THREADS,
+    UNKNOWN,
+    text_version,
+    versions_of,
+)
 from lit_dps.core.text import counted
 from lit_dps.core.trial import Status, TrialResult
 from lit_dps.report.notes import (
@@ -392,11 +401,16 @@ def unknown_environments(study: Analysis) -> Iterator[Values]:
 
 
 def unknown_code(study: Analysis) -> Iterator[Values]:
-    """Yield classes without a source, and values of the script that cannot be compared."""
+    """Yield values of the script that cannot be compared.
+
+    The hashes of an earlier version of lit_dps cannot be compared either.
+    """
     names = set()
+    versions: dict[str, set[str]] = {}
     for environment in used_environments(study):
         for name, hashes in environment.get(SOURCES, {}).items():
-            if list(hashes) == UNKNOWN:
+            versions.setdefault(name, set()).add(text_version(hashes))
+            if list(hashes) == UNKNOWN or len(versions[name]) > 1:
                 names.add(name)
     if names:
         yield {"names": ", ".join(sorted(names))}

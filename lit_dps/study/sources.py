@@ -5,22 +5,23 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib
-import inspect
 import os
 import sys
-import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
+from importlib.machinery import SourceFileLoader
+from inspect import unwrap
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
-from lit_dps.core.environment import FORMER_SOURCE, UNKNOWN, is_same_source
+from lit_dps.core.environment import UNKNOWN, is_same_source
 from lit_dps.core.errors import UserError
 from lit_dps.core.identity import OBJECTS
 from lit_dps.core.record import setting
 from lit_dps.core.user_code import is_user_file, texts_in
-from lit_dps.training.code_tree import strip_docstrings
+from lit_dps.training.code_tree import node_of, strip_docstrings
 from lit_dps.training.object_paths import MAIN
 from lit_dps.training.user_objects import hashes_of_class
 
@@ -28,6 +29,7 @@ LENGTH = 16  # hexadecimal digits of a hash
 MACHINE_MODULES = ("sitecustomize", "usercustomize")  # they differ between installations
 # Prefixes of class paths that only the script or notebook can import that runs lit_dps.
 _LOCAL = (f"{MAIN[0]}.", f"{OBJECTS}.")
+_hashes_of_local = cache(hashes_of_class)
 
 
 def source_hashes(config: Any, is_start: bool = False) -> dict[str, list[str]]:
@@ -46,22 +48,60 @@ def source_hashes(config: Any, is_start: bool = False) -> dict[str, list[str]]:
     Returns:
         Hashes by file name, such as my_code.py or package/model.py, or by path, such as
         `__main__.Net`; `UNKNOWN` for a value that cannot be compared.
+
+    Raises:
+        UserError: if a command starts after an imported file was edited.
     """
     if is_start:
         _hashes_of_local.cache_clear()
-    hashes = {}
-    figures: Any = setting(config, "study.figures") or ()  # they change no trial
+    hashes: dict[str, list[str]] = {}
+    texts = list(texts_in(config))
+    figures = _figures(config, texts)
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if name in (*MAIN, *MACHINE_MODULES, *figures) or not isinstance(file, str):
             continue
         # torch makes modules without a file.
         if is_user_file(file) and os.path.isfile(file):
+            if is_start:
+                _refuse_edited(module, file)
             hashes[_place_of(name, Path(file))] = _hashes_of_file(file)
-    for text in texts_in(config):
+    for text in texts:
         if text.startswith(_LOCAL):
-            hashes |= _hashes_of_local(text)
+            for place, each in _hashes_of_local(text).items():
+                if hashes.get(place) != UNKNOWN:
+                    hashes[place] = each
     return dict(sorted(hashes.items()))
+
+
+def _figures(config: Any, texts: list[str]) -> set[str]:
+    """Return the modules of figures that change no trial: they have no class of a trial."""
+    figures: Any = setting(config, "study.figures") or ()
+    return {name for name in figures if not any(text.startswith(f"{name}.") for text in texts)}
+
+
+def _refuse_edited(module: ModuleType, file: str) -> None:
+    """Raise UserError if a loaded function of a module differs from its file."""
+    if type(getattr(module, "__loader__", None)) is not SourceFileLoader:
+        return  # another loader may change the code of the file
+    for function in _functions_of(module):
+        code = getattr(unwrap(function), "__code__", function.__code__)
+        is_of_file = code.co_filename == file and code.co_name != "<lambda>"
+        if is_of_file and node_of(code) is None:
+            raise UserError(
+                f"{file} changed after it was imported: {function.__qualname__} differs. Reload "
+                "the module, or restart the script or notebook.",
+                value=file,
+            )
+
+
+def _functions_of(owner: Any) -> Iterator[FunctionType]:
+    """Yield the functions of a module, and the methods of its classes."""
+    for member in list(vars(owner).values()):
+        if isinstance(member, type) and isinstance(owner, ModuleType):
+            yield from _functions_of(member)
+        elif isinstance(member, FunctionType):
+            yield member
 
 
 def _place_of(module: str, file: Path) -> str:
@@ -118,39 +158,6 @@ def _hashes_of_file(file: str) -> list[str]:
 
 
 @cache
-def _hashes_of_local(path: str) -> dict[str, list[str]]:
-    """Return the hashes of a class, a third one as in earlier versions, and of what it reads."""
-    hashes = hashes_of_class(path)
-    former = _former_hash(path)
-    if former and len(hashes.get(path, ())) == FORMER_SOURCE:
-        hashes[path] = [*hashes[path], former]
-    return hashes
-
-
-def _former_hash(path: str) -> str:
-    """Return the hash that earlier versions stored for a class; without what its code reads."""
-    kind = getattr(sys.modules["__main__"], path.removeprefix(f"{MAIN[0]}."), None)
-    if kind is None:
-        return ""
-    with suppress(OSError, TypeError, SyntaxError):
-        return _digest(_tree_of_object(kind))
-    # Some notebooks know the sources of methods, but not of classes.
-    trees = []
-    for member in vars(kind).values():
-        if inspect.isfunction(member):
-            try:
-                trees.append(_tree_of_object(member))
-            except (OSError, TypeError, SyntaxError):
-                return ""
-    return _digest(b"\n".join(trees)) if trees else ""
-
-
-def _tree_of_object(item: Any) -> bytes:
-    """Return the syntax tree of a class or a function, as `_tree`."""
-    return _tree(textwrap.dedent(inspect.getsource(item)))
-
-
-@cache
 def _hashes(file: str, modified: int, size: int) -> list[str]:
     content = Path(file).read_bytes()
     hashes = [_digest(content)]
@@ -171,11 +178,11 @@ def _tree(source: str | bytes) -> bytes:
 
 
 def _is_script(statement: ast.stmt) -> bool:
-    """Return True for a block `if __name__ == "__main__"`."""
-    return isinstance(statement, ast.If) and ast.unparse(statement.test) in (
-        "__name__ == '__main__'",
-        "'__main__' == __name__",
-    )
+    """Return True for a block `if __name__ == "__main__"` without an else."""
+    if not isinstance(statement, ast.If) or statement.orelse:
+        return False
+    test = ast.unparse(statement.test)
+    return test in ("__name__ == '__main__'", "'__main__' == __name__")
 
 
 def _digest(content: bytes) -> str:

@@ -1,4 +1,4 @@
-"""The code of a function: its syntax tree, and the global and outer values that it reads."""
+"""The code of a function: its source without comments, and the variables that it reads."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import dis
 import linecache
 import types
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from inspect import getattr_static
 from typing import Any, NamedTuple
 
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -26,19 +25,17 @@ _CLOCKS = (
 
 
 class _Source(NamedTuple):
-    """The functions of a source.
+    """The functions of a source, by name and first line. The first decorator begins a function.
 
     Attributes:
-        text: The source.
-        body: Its statements.
-        functions: Functions by name and first line; the first line is of the first decorator.
-        lambdas: Lambda expressions by first line.
+        body: The statements of the source.
+        functions: Functions and lambda expressions.
+        byte_codes: Their byte codes; several for lambda expressions on one line.
     """
 
-    text: str
     body: list[ast.stmt]
     functions: dict[tuple[str, int], ast.AST]
-    lambdas: dict[int, list[ast.Lambda]]
+    byte_codes: dict[tuple[str, int], list[str]]
 
 
 def strip_docstrings(tree: ast.AST) -> None:
@@ -56,60 +53,29 @@ def _is_text(statement: ast.stmt) -> bool:
     return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
 
-def code_text(code: types.CodeType, is_tree: bool) -> str:
-    """Return the source of code or, if `is_tree`, its syntax tree without docstrings.
+def code_text(code: types.CodeType) -> str:
+    """Return the source of code without comments, docstrings and formatting.
 
-    Without a source it is the byte code. A new version of Python may change the tree, but not the
-    source.
+    Without a source it is the byte code, which differs between versions of Python.
     """
     node: Any = node_of(code)
     if node is None:
         return _byte_code(code)
-    if is_tree:
-        return ast.dump(node)
-    if isinstance(node, ast.Lambda):
-        return ast.get_source_segment(_source_of(code.co_filename).text, node) or ""
-    lines = linecache.getlines(code.co_filename)
-    return "".join(lines[code.co_firstlineno - 1 : node.end_lineno])
+    return ast.unparse(node)
 
 
 def node_of(code: types.CodeType) -> ast.AST | None:
-    """Return the node of a function in the syntax tree of its file; None without a source."""
+    """Return the node of a function in the syntax tree of its file.
+
+    Returns:
+        None without a source, if the file was edited after its import, or for one of several lambda
+        expressions on a line.
+    """
     source = _source_of(code.co_filename)
-    if code.co_name != "<lambda>":
-        return source.functions.get((code.co_name, code.co_firstlineno))
-    candidates = source.lambdas.get(code.co_firstlineno, [])
-    if len(candidates) < 2:
-        return next(iter(candidates), None)
-    places = _places(code)
-    around = [each for each in candidates if places and _contains(each.body, places)]
-    # A lambda expression may contain another one: the shortest contains only its own code.
-    return min(around, key=_extent, default=None)
-
-
-def _places(code: types.CodeType) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Return where the instructions of code begin and end in its source, as (line, column)."""
-    places = []
-    for line, end_line, column, end_column in code.co_positions():
-        if line and end_line and end_column and column is not None:
-            places.append(((line, column), (end_line, end_column)))
-    return places
-
-
-def _contains(node: ast.expr, places: Sequence[tuple[Any, Any]]) -> bool:
-    begin, end = _range(node)
-    return all(begin <= first and last <= end for first, last in places)
-
-
-def _range(node: ast.expr) -> tuple[tuple[int, int], tuple[int, int]]:
-    end = (node.end_lineno or node.lineno, node.end_col_offset or node.col_offset)
-    return (node.lineno, node.col_offset), end
-
-
-def _extent(node: ast.Lambda) -> tuple[int, int]:
-    """Return the lines and columns of a body, for lambda expressions within each other."""
-    begin, end = _range(node.body)
-    return end[0] - begin[0], end[1] - begin[1]
+    place = (code.co_name, code.co_firstlineno)
+    if source.byte_codes.get(place) != [_byte_code(code)]:
+        return None
+    return source.functions.get(place)
 
 
 def _source_of(file: str) -> _Source:
@@ -120,22 +86,33 @@ def _source_of(file: str) -> _Source:
 @lru_cache(maxsize=256)
 def _parsed(text: str) -> _Source:
     """Parse a source. It has no functions if it is empty or no Python."""
-    source = _Source(text, [], {}, {})
+    source = _Source([], {}, {})
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(text)
+            code = compile(text, "", "exec", dont_inherit=True)
     except (SyntaxError, ValueError):
         return source
     strip_docstrings(tree)
     source.body.extend(tree.body)
     for node in ast.walk(tree):
         if isinstance(node, ast.Lambda):
-            source.lambdas.setdefault(node.lineno, []).append(node)
+            source.functions["<lambda>", node.lineno] = node
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             first = min([node.lineno, *[each.lineno for each in node.decorator_list]])
             source.functions[node.name, first] = node
+    for inner in _inner_codes(code):
+        place = (inner.co_name, inner.co_firstlineno)
+        source.byte_codes.setdefault(place, []).append(_byte_code(inner))
     return source
+
+
+def _inner_codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield constant
+            yield from _inner_codes(constant)
 
 
 def _byte_code(code: types.CodeType) -> str:
@@ -147,7 +124,7 @@ def _byte_code(code: types.CodeType) -> str:
             constants.append(repr(sorted(map(repr, constant))))
         else:
             constants.append(repr(constant))
-    return repr((code.co_code.hex(), code.co_names, constants))
+    return repr((code.co_code.hex(), code.co_names, code.co_varnames, constants))
 
 
 def is_set_by_clock(module: types.ModuleType | None, name: str) -> bool:
@@ -156,11 +133,11 @@ def is_set_by_clock(module: types.ModuleType | None, name: str) -> bool:
     if not isinstance(file, str):
         return False
     for statement in _source_of(file).body:
-        if not isinstance(statement, ast.Assign):
-            continue
-        targets = [each.id for each in statement.targets if isinstance(each, ast.Name)]
-        if name in targets and _asks_clock(statement.value):
-            return True
+        if isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value:
+            targets = getattr(statement, "targets", [getattr(statement, "target", None)])
+            names = [each.id for each in targets if isinstance(each, ast.Name)]
+            if name in names and _asks_clock(statement.value):
+                return True
     return False
 
 
@@ -179,12 +156,13 @@ def _asks_clock(value: ast.expr) -> bool:
 class Read(NamedTuple):
     """A variable that code reads, with the attributes and elements that follow it.
 
-    `args.width` has the name "args" and the path (("attribute", "width"),). In `CONFIG["width"]`
-    the path is (("element", "width"),). `is_outer` is True for a variable of an outer function.
+    `args.width` has the name "args" and the path ((False, "width"),). In `CONFIG["width"]` the path
+    is ((True, "width"),), where True stands for an element. `is_outer` is True for a variable of an
+    outer function.
     """
 
     name: str
-    path: tuple[tuple[str, Any], ...]
+    path: tuple[tuple[bool, Any], ...]
     is_outer: bool
 
 
@@ -200,43 +178,20 @@ def values_read(code: types.CodeType) -> Iterator[Read]:
             yield from values_read(constant)
 
 
-def _path_from(instructions: Sequence[dis.Instruction], i: int) -> Iterator[tuple[str, Any]]:
+def _path_from(instructions: Sequence[dis.Instruction], i: int) -> Iterator[tuple[bool, Any]]:
     """Yield the attributes and elements that instructions from the i-th on read."""
     while i + 1 < len(instructions):
         this, following = instructions[i], instructions[i + 1]
+        # BINARY_OP [] from Python 3.14 on.
+        is_element = following.opname == "BINARY_SUBSCR" or following.argrepr == "[]"
         if this.opname in _ATTRIBUTES:
-            yield "attribute", this.argval
+            yield False, this.argval
             i += 1
-        elif this.opname == "LOAD_CONST" and following.opname == "BINARY_SUBSCR":
-            yield "element", this.argval
+        elif this.opname == "LOAD_CONST" and is_element:
+            yield True, this.argval
             i += 2
         else:
             return
-
-
-def follow(value: Any, path: Sequence[tuple[str, Any]]) -> tuple[Any, str]:
-    """Return the value at the end of a path, and the path as a text.
-
-    The path ends before a method or a property, because they read the whole object. It also ends
-    at a module.
-    """
-    text = ""
-    for kind, key in path:
-        is_collection = isinstance(value, (Mapping, Sequence))
-        if isinstance(value, types.ModuleType) or (kind == "element" and not is_collection):
-            break
-        if kind == "attribute" and isinstance(getattr_static(type(value), key, None), property):
-            break
-        try:
-            inner = value[key] if kind == "element" else getattr(value, key)
-        # A container of a library may fail in any way.
-        except Exception:
-            break
-        if attribute_or_none(inner, "__self__") is value:
-            break
-        value = inner
-        text += f"[{key!r}]" if kind == "element" else f".{key}"
-    return value, text
 
 
 def attribute_or_none(item: Any, name: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from lit_dps.core.text import shorten
 from lit_dps.training.code_tree import attribute_or_none
 from lit_dps.training.method_attributes import stored_in_use
-from lit_dps.training.object_attributes import attributes_of, settings_of
-from lit_dps.training.object_paths import is_of_user, path_of
-from lit_dps.training.object_text import describe, shape_of
+from lit_dps.training.object_attributes import Fact, attributes_of, facts_of_module, shape_of
+from lit_dps.training.object_paths import path_of
+from lit_dps.training.object_text import describe
 from lit_dps.training.shown_text import shown_without_address
 
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
@@ -37,41 +37,36 @@ class Difference(NamedTuple):
     uncompared: list[str]
 
 
-class _Fact(NamedTuple):
-    """A property of an object.
-
-    Attributes:
-        text: Equal for equal properties.
-        value: The value, for messages.
-        place: The dotted path of the attribute that has the property; empty without one.
-    """
-
-    text: str
-    value: Any
-    place: str = ""
-
-
 @dataclass
 class _Facts:
-    """The properties of an object and of its parts.
+    """The properties of an object and of its submodules.
 
     Attributes:
+        parts: The object and its submodules by dotted path.
         facts: The properties by name.
-        parts: The parts by dotted path.
-        uncompared: Attributes with a value of which only the class counts, by dotted path.
+        texts: Their texts by name, equal for equal properties.
+        uncompared: Parts of attributes of which only the class counts, by dotted path.
     """
 
-    facts: dict[str, _Fact] = field(default_factory=dict)
-    parts: dict[str, Any] = field(default_factory=dict)
+    parts: dict[str, Any]
+    facts: dict[str, Fact] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
     uncompared: list[str] = field(default_factory=list)
 
-    def add(self, name: str, value: Any, place: str = "", text: str | None = None) -> None:
-        if text is None:
-            description = describe(value, known=self.parts)
-            text = repr(description[:2])
-            if place and description.opaque:
-                self.uncompared.append(place)
-        self.facts[name] = _Fact(text, value, place)
+    def add(self, fact: Fact) -> None:
+        name, place, value = fact
+        self.facts[name] = fact
+        if isinstance(value, type):
+            self.texts[name] = path_of(value)
+            return
+        description = describe(value, place, known=self.parts)
+        self.texts[name] = repr(description[:2])
+        self.uncompared.extend(description.opaque)
+        # Of random contents, the size is compared.
+        if isinstance(value, _ARRAYS):
+            self.add(Fact(f"the shape of {name}", place, shape_of(value)))
+        elif isinstance(value, _CONTAINERS) and value:
+            self.add(Fact(f"the length of {name}", place, len(value)))
 
     def shown(self, name: str) -> str:
         """Return a fact for a message."""
@@ -83,25 +78,22 @@ class _Facts:
 def compare_objects(instance: Any, one: Any, other: Any) -> Difference:
     """Compare an object with two new objects that were made with two seeds.
 
-    Compared are hyperparameters, classes of submodules, attributes, and the shapes and types of
-    weights. Two differences are no reason:
+    Compared are hyperparameters, attributes, and `facts_of_module`. Two differences are no reason:
 
     - The two new objects differ too, for example in a time or a random order.
-    - A method stores the attribute in training (`stored_in_use`). A new object lacks it, or has
-      None, a number, a tensor or an empty container.
+    - A method stores the attribute in training (`stored_in_use`).
     """
-    given, new, again = facts_of(instance), facts_of(one), facts_of(other)
+    # The user may have set the whole module to evaluation, which hides the modes of its parts.
+    with_modes = getattr(instance, "training", True)
+    given, new, again = [facts_of(each, with_modes) for each in (instance, one, other)]
     unused: dict[str, None] = {}
-    for name in [*new.facts, *given.facts]:
-        before, after = given.facts.get(name), new.facts.get(name)
-        if before and after and before.text == after.text:
+    for name, fact in {**new.facts, **given.facts}.items():
+        text = new.texts.get(name)
+        if text == given.texts.get(name):
             continue
-        if after and (name not in again.facts or again.facts[name].text != after.text):
-            place = after.place
-        elif after:
-            place = _stored_place(new, after)
-        else:
-            place = _added_place(new, given.facts[name].place)
+        place = fact.place
+        if text == again.texts.get(name):
+            place = _stored_place(new, place)
         if not place:
             reason = (
                 f"{name} of the object is {given.shown(name)}, and {name} of a new "
@@ -115,100 +107,31 @@ def compare_objects(instance: Any, one: Any, other: Any) -> Difference:
     return Difference("", list(unused), uncompared)
 
 
-def _stored_place(new: _Facts, fact: _Fact) -> str:
-    """Return the attribute of a fact if training sets it and a new object has no content there."""
-    path, _, attribute = fact.place.rpartition(".")
-    if path not in new.parts or not _is_blank(fact.value):
-        return ""
-    if stored_in_use(type(new.parts[path])).has(attribute):
-        return fact.place
-    return ""
-
-
-def _is_blank(value: Any) -> bool:
-    if isinstance(value, _CONTAINERS):
-        return not value
-    return value is None or isinstance(value, (bool, int, float, complex, np.generic, *_ARRAYS))
-
-
-def _added_place(new: _Facts, place: str) -> str:
-    """Return the attribute with a place that new objects lack, if a method sets it in training.
+def _stored_place(new: _Facts, place: str) -> str:
+    """Return the attribute with a place, if a method sets it in training; else "".
 
     A method may set a whole submodule, with its attributes.
     """
     while place:
         path, _, attribute = place.rpartition(".")
         if path in new.parts:
-            if stored_in_use(type(new.parts[path])).has(attribute):
-                return place
-            return ""
+            return place if attribute in stored_in_use(type(new.parts[path])) else ""
         place = path
     return ""
 
 
-def facts_of(instance: Any) -> _Facts:
+def facts_of(instance: Any, with_modes: bool) -> _Facts:
     """Return what determines how an object trains, except values of weights."""
-    facts = _Facts(parts=dict(_parts_of(instance)))
-    for name, value in dict(instance.hparams).items():
-        if is_plain(value):
-            facts.add(f"hparams.{name}", value)
+    facts = _Facts({"": instance})
+    found = [Fact(f"hparams.{name}", "", value) for name, value in dict(instance.hparams).items()]
     if isinstance(instance, nn.Module):
-        _add_weights(facts, instance)
-    for path, part in facts.parts.items():
-        if isinstance(part, nn.Module) and part is not instance:
-            facts.add(f"the class of {path}", type(part), path, path_of(type(part)))
-        if isinstance(part, nn.Module):
-            hooks = len(part._forward_hooks) + len(part._forward_pre_hooks)
-            shown = path or "the module"
-            facts.add(f"the number of hooks of {shown}", f"{hooks} hooks", path, str(hooks))
-        for name, value in settings_of(part):
-            _add_attribute(facts, f"{path}.{name}".lstrip("."), value)
-    return facts
-
-
-def _add_attribute(facts: _Facts, place: str, value: Any) -> None:
-    if any(value is part for part in facts.parts.values()):
-        facts.add(place, value, place, f"object of {type(value).__qualname__}")
+        facts = _Facts(dict(instance.named_modules()))
+        found += facts_of_module(instance, with_modes)
     else:
-        facts.add(place, value, place)
-    # Of random contents, the size is compared.
-    if isinstance(value, _ARRAYS):
-        shape = shape_of(value)
-        facts.add(f"the shape of {place}", shape, place, str(shape))
-    elif isinstance(value, _CONTAINERS) and value:
-        facts.add(f"the length of {place}", f"{len(value)} elements", place, str(len(value)))
-
-
-def _add_weights(facts: _Facts, module: nn.Module) -> None:
-    """Add the shapes and types of parameters and buffers, and whether they are trained."""
-    for name, value in module.state_dict(keep_vars=True).items():
-        if isinstance(value, Tensor):
-            shape = shape_of(value)
-            facts.add(name, str(shape), name, str(shape))
-            facts.add(f"the type of {name}", str(value.dtype), name)
-            facts.add(f"requires_grad of {name}", str(value.requires_grad), name)
-
-
-def _parts_of(instance: Any) -> Iterator[tuple[str, Any]]:
-    """Yield an object, its submodules, and the objects of the user in attributes, by path."""
-    parts: dict[str, Any] = {"": instance}
-    if isinstance(instance, nn.Module):
-        parts = dict(instance.named_modules())
-    seen = {id(part) for part in parts.values()}
-    remaining = list(parts.items())
-    while remaining:
-        path, part = remaining.pop(0)
-        yield path, part
-        for name, value in settings_of(part):
-            if id(value) not in seen and _is_users_object(value):
-                seen.add(id(value))
-                remaining.append((f"{path}.{name}".lstrip("."), value))
-
-
-def _is_users_object(value: Any) -> bool:
-    if isinstance(value, (*_CONTAINERS, Enum, type, nn.Module)):
-        return False
-    return is_of_user(type(value)) and any(True for _ in attributes_of(value))
+        found += [Fact(name, name, value) for name, value in attributes_of(instance)]
+    for fact in found:
+        facts.add(fact)
+    return facts
 
 
 def _shown(value: Any) -> str:
@@ -228,4 +151,5 @@ def is_plain(value: Any) -> bool:
         return all(map(is_plain, value))
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and is_plain(each) for key, each in value.items())
-    return value is None or isinstance(value, (bool, int, float, str))
+    is_enum = isinstance(value, Enum)  # YAML has none, also of numbers and texts
+    return value is None or (isinstance(value, (bool, int, float, str)) and not is_enum)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import types
 from argparse import Namespace
+from dataclasses import Field
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 from lit_dps.core.identity import OBJECTS
 from lit_dps.core.user_code import is_user_module
@@ -41,7 +42,7 @@ def is_found_by_path(item: Any) -> bool:
 
 def is_of_user(cls: type) -> bool:
     """Return True for a class of the user or of lit_dps, and for containers of any attributes."""
-    if cls in (SimpleNamespace, Namespace) or cls.__module__.startswith("lit_dps."):
+    if cls in (SimpleNamespace, Namespace, Field) or cls.__module__.startswith("lit_dps."):
         return True
     return is_users_module(cls.__module__)
 
@@ -51,41 +52,32 @@ def is_users_module(name: str) -> bool:
     return name in PROCESS_MODULES or is_user_module(name)
 
 
-class Global(NamedTuple):
-    """A global that code reads, also with the attributes of the user's modules before it.
+def follow(value: Any, read: Read, place: str) -> tuple[Any, str]:
+    """Return the part of a variable that code reads, and its path, such as "__main__.args.width".
 
-    In `settings.WIDTH.real`, `settings.WIDTH` is the global.
+    Parts are of a namespace, a dict or a user's module. Of other objects, methods and properties
+    may read each attribute, so the object is the part.
 
-    Attributes:
-        value: The value.
-        path: The attributes and elements that code reads of it.
-        module: The module that defines it, if it is imported.
-        name: Its name in this module.
-        place: Its path, such as "settings.WIDTH" or "__main__.WIDTH".
-        local: How the code names it.
+    Args:
+        value: The variable.
+        read: Its name, and the attributes and elements that follow.
+        place: The path of the variable.
     """
-
-    value: Any
-    path: tuple[tuple[str, Any], ...]
-    module: types.ModuleType | None
-    name: str
-    place: str
-    local: str
-
-
-def global_of(function: types.FunctionType, read: Read) -> Global:
-    """Return the global that a function reads."""
-    owner = str(function.__globals__.get("__name__", ""))
-    name, local, path = read.name, read.name, read.path
-    value = function.__globals__[name]
-    while path and isinstance(value, types.ModuleType) and is_users_module(value.__name__):
-        if path[0][1] not in vars(value):
+    for is_element, key in read.path:
+        parts: Any = {}
+        module = ""
+        if isinstance(value, types.ModuleType) and is_users_module(value.__name__):
+            module = value.__name__
+        if is_element and type(value) is dict:
+            parts = value
+        elif not is_element and (module or type(value) in (Namespace, SimpleNamespace)):
+            parts = vars(value)
+        if key not in parts:
             break
-        owner, name, path = value.__name__, path[0][1], path[1:]
-        value = vars(value)[name]
-        local += f".{name}"
-    place = f"{module_name(owner)}.{name}"
-    return Global(value, path, sys.modules.get(owner), name, place, local)
+        text = f"[{key!r}]" if is_element else f".{key}"
+        place = (module or place) + text
+        value = parts[key]
+    return value, place
 
 
 def overlaps(one: str, other: str) -> bool:

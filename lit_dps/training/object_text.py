@@ -11,14 +11,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import math
 import os
 import re
 import sys
 import types
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, MappingView, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import MISSING
+from collections.abc import Mapping, MappingView, Sequence
+from contextlib import suppress
 from enum import Enum
 from io import IOBase
 from typing import Any, NamedTuple, get_args, get_origin
@@ -27,31 +27,22 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.utils.data import Dataset
-from torchmetrics import Metric
 
-from lit_dps.core.aliases import RENAMED_METHODS
-from lit_dps.core.environment import UNKNOWN
+from lit_dps.core.environment import OBJECT_TEXT, UNKNOWN
 from lit_dps.pruning.mask import GENERATORS, MAX_LENGTH
-from lit_dps.training.code_tree import (
-    attribute_or_none,
-    code_text,
-    follow,
-    is_set_by_clock,
-    values_read,
-)
+from lit_dps.training.code_tree import code_text, is_set_by_clock, values_read
 from lit_dps.training.method_attributes import globals_changed, stored_in_use
 from lit_dps.training.object_attributes import (
+    LAZY,
     attributes_of,
-    is_made_of_fields,
-    methods_of,
-    settings_of,
-    unshown_attributes,
+    facts_of_module,
+    members_of,
+    shape_of,
 )
 from lit_dps.training.object_paths import (
     PROCESS_MODULES,
-    global_of,
+    follow,
     is_found_by_path,
     is_of_user,
     is_users_module,
@@ -64,10 +55,20 @@ from lit_dps.training.shown_text import SCALARS, pandas_parts, shown_without_add
 # A text form may be shortened. Of a library's container it rarely has all elements.
 _SHORTENED = re.compile(r"\.\.\.|…")
 _SHOWN_WHOLE = (range, str, bytes, bytearray, np.generic, np.dtype)
-_STREAMS = ("stdin", "stdout", "stderr")
-CachedFunction = type(functools.cache(len))
-_RUNNING = (nn.modules.batchnorm._NormBase, Metric)  # training changes their buffers
-LAZY = "lazy"
+_COLLECTIONS = (dict, set, frozenset, list, tuple, deque)
+_LIBRARY_COLLECTIONS = (Mapping, MappingView, Sequence)
+_CACHED = type(functools.cache(len))
+# Objects that hold a function, and the names under which they hold it.
+_HOLDERS = (
+    *(property, classmethod, staticmethod, types.MethodType, types.BuiltinFunctionType),
+    *(functools.partial, functools.partialmethod, functools.cached_property),
+    _CACHED,
+)
+_HELD = (
+    *("fget", "fset", "fdel", "__self__", "__func__", "__wrapped__", "func", "args", "keywords"),
+)
+# Variables that differ between processes or folders, and the class that super() reads.
+_OF_PROCESS = ("__class__", "__name__", "__file__")
 MAX_ELEMENTS = 1 << 20  # of an array; of a larger one, evenly spaced elements are described
 HASH_LENGTH = 16  # hexadecimal digits
 
@@ -88,17 +89,17 @@ class Description(NamedTuple):
 
 
 def describe(
-    item: Any, name: str = "", is_tree: bool = True, known: Mapping[str, Any] | None = None
+    item: Any, name: str = "", known: Mapping[str, Any] | None = None, names_data: bool = True
 ) -> Description:
     """Return the description of a function, a class or an object.
 
     Args:
         item: The item.
         name: Its name, which begins the names of its parts.
-        is_tree: Whether to describe code by its syntax tree, and not by its source.
         known: Objects by path, which are described by their path alone.
+        names_data: Whether `opaque` names parts of data sets.
     """
-    describer = _Describer(is_tree, known or {})
+    describer = _Describer(known or {}, names_data)
     describer.read[name] = ""  # for code that reads its own name
     text = describer.describe_whole(item, name)
     del describer.read[name]
@@ -107,22 +108,21 @@ def describe(
 
 
 def code_hashes(item: Any, name: str) -> dict[str, list[str]]:
-    """Return the hashes of a function or class and of what its code reads, by name.
+    """Return the hash of a function or class, and of what its code reads, by name.
 
-    The first hash is of sources, the second of syntax trees without docstrings, as for files. A
-    part whose value cannot be compared has `UNKNOWN`.
+    A part whose value cannot be compared has `UNKNOWN`. Studies compare the content of data.
     """
-    by_source, by_tree = describe(item, name, is_tree=False), describe(item, name)
-    hashes = {name: [_hash(by_source.text), _hash(by_tree.text)]}
-    for path, text in by_tree.read.items():
-        hashes[path] = [_hash(by_source.read[path]), _hash(text)]
-    for part in by_tree.opaque:
+    description = describe(item, name, names_data=False)
+    hashes = {}
+    for path, text in {name: description.text, **description.read}.items():
+        hashes[path] = [OBJECT_TEXT + _digest(text)[:HASH_LENGTH]]
+    for part in description.opaque:
         hashes[part] = UNKNOWN
     return hashes
 
 
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:HASH_LENGTH]
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="replace")).hexdigest()
 
 
 class _Describer:
@@ -133,37 +133,31 @@ class _Describer:
         opaque: Names of the parts that have no description other than their class.
     """
 
-    def __init__(self, is_tree: bool, known: Mapping[str, Any]):
+    def __init__(self, known: Mapping[str, Any], names_data: bool):
         self.read: dict[str, str] = {}
         self.opaque: list[str] = []
-        self._is_tree = is_tree
+        self._names_data = names_data
         self._code: set[str] = set()  # paths of functions and classes
         self._changed: set[str] = set()  # paths of globals that code changes
         self._texts = {id(part): f"part {path!r}" for path, part in known.items()}
         self._items: list[Any] = []  # an id is unique only as long as its object lives
 
     def describe_whole(self, item: Any, name: str) -> str:
-        """Return the description of an item; of an importable one its content, not its path."""
-        function = item
-        self._texts[id(item)] = "itself"
-        self._items.append(item)
-        if isinstance(item, functools.partial):
-            function = item.func
-        if isinstance(function, types.FunctionType):
-            texts = [self._function(function, name, is_whole=True)]
-            if function is not item:
-                parts = {"args": item.args, "keywords": item.keywords}
-                texts.append(self._parts(parts.items(), name))
-            return repr(texts)
+        """Return the description of an item; of importable code its content, not its path."""
+        if isinstance(item, (types.FunctionType, type)):
+            self._texts[id(item)] = "itself"
+            self._items.append(item)
+        if isinstance(item, types.FunctionType):
+            return self._function(item, name, is_whole=True)
         if isinstance(item, type):
             return self._class(item, name)
-        return self._describe_new(item, name)
+        return self.describe(item, name)
 
     def describe(self, item: Any, name: str) -> str:
         """Return the description of an item; `name` is its path for `opaque`."""
         if isinstance(item, Enum):
             value = self.describe(item.value, name)
-            return f"{self._type(item, name)}.{item.name} {value}"
+            return f"{self.describe(type(item), name)}.{item.name} {value}"
         if type(item) in SCALARS:
             return repr(item)
         if id(item) in self._texts:
@@ -172,7 +166,7 @@ class _Describer:
         self._items.append(item)
         text = self._describe_new(item, name)
         if len(text) > hashlib.sha256().digest_size * 2:
-            text = hashlib.sha256(text.encode(errors="replace")).hexdigest()
+            text = _digest(text)
         self._texts[id(item)] = text
         return text
 
@@ -181,18 +175,11 @@ class _Describer:
             return item.__name__
         if isinstance(item, (Tensor, np.ndarray)):
             return self._array(item, name)
-        if isinstance(item, functools.partial):
-            parts = {"func": item.func, "args": item.args, "keywords": item.keywords}
-            return "partial" + self._parts(parts.items(), name)
-        if isinstance(item, CachedFunction):
-            return "cached" + self._parts({"func": item.__wrapped__}.items(), name)
-        if isinstance(item, re.Pattern):  # its text form has 200 characters
-            return f"pattern {item.pattern!r} {item.flags}"
-        if isinstance(item, types.MethodType):
-            parts = {"self": item.__self__, "function": item.__func__}
-            return "method" + self._parts(parts.items(), name)
-        if isinstance(item, types.BuiltinFunctionType):
-            return self._builtin(item, name)
+        if isinstance(item, _HOLDERS):
+            held = {key: getattr(item, key) for key in _HELD if hasattr(item, key)}
+            return f"{type(item).__name__} {getattr(item, '__qualname__', '')}" + self._parts(
+                held, name
+            )
         if is_found_by_path(item):
             if item.__module__ in PROCESS_MODULES:
                 self._add_read(path_of(item), item)
@@ -200,40 +187,28 @@ class _Describer:
         if isinstance(item, types.FunctionType):
             return self._function(item, name)
         if isinstance(item, type):
-            return self._class(item, name)
+            return self._class(item, name) if is_of_user(item) else path_of(item)
         if get_origin(item) is not None:  # such as tuple[int, ...]
             parts = {"origin": get_origin(item), "arguments": get_args(item)}
-            return "type" + self._parts(parts.items(), name)
+            return "type" + self._parts(parts, name)
         if item is os.environ or isinstance(item, logging.Logger):
             # Their values belong to the process, as those of a module of Python do.
             return f"{path_of(type(item))} {module_name(getattr(item, 'name', ''))}"
-        for stream in _STREAMS:
-            if item is getattr(sys, stream) or item is getattr(sys, f"__{stream}__"):
-                return f"sys.{stream}"
+        if isinstance(item, (IOBase, *GENERATORS)):  # they change while they are used
+            self.opaque.append(name)
+            return "stream or generator"
         is_library = not is_of_user(type(item)) and not isinstance(item, _SHOWN_WHOLE)
-        if isinstance(item, dict) or (is_library and isinstance(item, Mapping)):
+        if isinstance(item, _COLLECTIONS):
             return self._collection(item, name)
-        if isinstance(item, (set, frozenset)):
-            elements = sorted(self.describe(each, f"{name}[]") for each in item)
-            return self._type(item, name) + repr([len(item), *elements])
-        if isinstance(item, (list, tuple, deque)):
-            return self._type(item, name) + repr(self._elements(item, name))
-        if is_library and isinstance(item, (Sequence, MappingView)):
+        if is_library and isinstance(item, _LIBRARY_COLLECTIONS):
             return self._collection(item, name)
         return self._object(item, name)
 
-    def _elements(self, items: Any, name: str) -> list[str]:
-        """Return the descriptions of the elements; of long collections, those of the first ones."""
-        texts = [str(len(items))]
-        is_plain = all(type(item) in SCALARS for item in items)
-        for i, item in enumerate(items):
-            if i >= MAX_LENGTH and not is_plain:
-                break
-            texts.append(self.describe(item, f"{name}[{i}]"))
-        return texts
-
     def _collection(self, item: Any, name: str) -> str:
-        """Return the description of a mapping, a view of one, or a sequence of a library."""
+        """Return the description of a list, a set, a dict or a collection of a library."""
+        texts = [self.describe(type(item), name)]
+        if is_of_user(type(item)):
+            texts.append(self._attributes(item, name))
         try:
             parts = [list(item)]
             if isinstance(item, Mapping):
@@ -241,57 +216,58 @@ class _Describer:
         # A collection of a library may fail, such as a closed file.
         except Exception:
             self.opaque.append(name)
-            return self._type(item, name) + shown_without_address(item)
-        texts = [self._elements(part, name) for part in parts]
+            return repr([*texts, shown_without_address(item)])
+        for part in parts:
+            if isinstance(item, (set, frozenset)):
+                elements = sorted(self.describe(each, f"{name}[]") for each in part)
+            else:
+                elements = self._elements(part, name)
+            texts.append(f"{len(part)} {elements}")
         if isinstance(item, defaultdict):
-            texts.append([self.describe(item.default_factory, name)])
-        return self._type(item, name) + repr(texts)
+            texts.append(self.describe(item.default_factory, name))
+        return repr(texts)
 
-    def _type(self, item: Any, name: str) -> str:
-        """Return the path of a class; of the user's class its description and attributes."""
-        if not is_of_user(type(item)):
-            return path_of(type(item))
-        text = self.describe(type(item), name)
-        if not isinstance(item, Enum) and any(True for _ in attributes_of(item)):
-            text += self._attributes(item, name)
-        return text
+    def _elements(self, items: list[Any], name: str) -> list[str]:
+        """Return the descriptions of elements; a long list of objects is cut, and named."""
+        if len(items) > MAX_LENGTH and all(map(_is_row, items)):
+            return [_digest(repr(items))]
+        if len(items) > MAX_LENGTH:
+            self.opaque.append(f"{name}[{MAX_LENGTH}:]")
+            items = items[:MAX_LENGTH]
+        return [self.describe(each, f"{name}[{i}]") for i, each in enumerate(items)]
 
-    def _parts(self, parts: Any, name: str) -> str:
+    def _parts(self, parts: Mapping[str, Any], name: str) -> str:
         texts = []
-        for part_name, part in parts:
+        for part_name, part in sorted(parts.items()):
             texts.append(f"{part_name} = {self.describe(part, f'{name}.{part_name}'.lstrip('.'))}")
         return repr(texts)
 
     def _array(self, item: Tensor | np.ndarray, name: str) -> str:
-        shape = shape_of(item)
-        text = f"{shape} {item.dtype}"
-        if shape == LAZY:
+        text = f"{shape_of(item)} {item.dtype}"
+        if shape_of(item) == LAZY:
             return text
-        if isinstance(item, np.ndarray):
-            if item.dtype.hasobject:
-                return text + repr(self._elements(item.ravel().tolist(), name))
-            flat = item.ravel()
-            content = flat[:: 1 + flat.size // MAX_ELEMENTS].tobytes()
-            return f"{text} {hashlib.sha256(content).hexdigest()}"
+        if isinstance(item, np.ndarray) and item.dtype.hasobject:
+            return text + repr(self._elements(item.ravel().tolist(), name))
+        if isinstance(item, Tensor) and item.requires_grad:  # a trial may train it in place
+            self.opaque.append(name)
+            return text + " trained"
         try:
-            flat = item.detach().cpu().reshape(-1)
-            flat = flat[:: 1 + flat.numel() // MAX_ELEMENTS].contiguous()
-            content = flat.view(torch.uint8).numpy().tobytes()
+            flat = item.ravel()
+            if isinstance(item, Tensor):
+                flat = item.detach().cpu().ravel()
+            step = 1 + flat.shape[0] // MAX_ELEMENTS
+            # Otherwise the elements may be of some columns only.
+            while math.gcd(step, flat.shape[0]) > 1:
+                step += 1
+            flat = flat[::step]
+            if isinstance(flat, Tensor):
+                flat = flat.contiguous().view(torch.uint8).numpy()
         except (RuntimeError, NotImplementedError):  # such as a sparse or a meta tensor
             self.opaque.append(name)
             return text
-        return f"{text} {hashlib.sha256(content).hexdigest()}"
+        return f"{text} {hashlib.sha256(flat.tobytes()).hexdigest()}"
 
     # ---- Code ----
-
-    def _builtin(self, item: types.BuiltinFunctionType, name: str) -> str:
-        """Return the name of a compiled function, such as `torch.relu`, or of a bound method."""
-        owner = item.__self__
-        if owner is None or isinstance(owner, (types.ModuleType, type)):
-            return (
-                f"built-in {item.__module__} {getattr(owner, '__name__', '')} {item.__qualname__}"
-            )
-        return f"built-in {item.__name__}" + self._parts({"self": owner}.items(), name)
 
     def _function(self, function: types.FunctionType, name: str, is_whole: bool = False) -> str:
         """Return the code of a function and the values that it holds; add what it reads.
@@ -300,57 +276,53 @@ class _Describer:
         count among them, so that they have names.
         """
         code = function.__code__
-        module = function.__globals__.get("__name__", "")
+        module = str(function.__globals__.get("__name__", ""))
+        outer = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
         wrapped = getattr(function, "__wrapped__", None)
         if wrapped is not None and not is_users_module(module):
             # The wrapper of a library's decorator. The code of `wrapped` begins with the decorator.
-            return code.co_qualname + self._parts({"wrapped": wrapped}.items(), name)
+            return code.co_qualname + self._parts({"wrapped": wrapped}, name)
         held: dict[str, Any] = {
             "defaults": function.__defaults__,
             "keyword defaults": function.__kwdefaults__,
         }
-        outer = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-        names = []
-        changed = []
-        for place in globals_changed(code):
+        changed = set()
+        for read in globals_changed(code):
+            value = function.__globals__.get(read.name)
+            value, place = follow(value, read, f"{module_name(module)}.{read.name}")
             # A function of a module may have the name of a method of lists, such as `ops.add`.
-            if not isinstance(function.__globals__.get(place), types.ModuleType):
-                changed.append(place)
-                self._changed.add(f"{module_name(module)}.{place}")
+            if not isinstance(value, types.ModuleType):
+                changed.add(place)
+        self._changed |= changed
+        names = set()
         for read in values_read(code):
-            # The class that defines a method, for super(), and the name that a worker changes.
-            if read.name in ("__class__", "__name__"):
+            if read.name in _OF_PROCESS:
                 continue
-            if read.is_outer:
-                if read.name not in outer:  # a local variable that an inner function reads
-                    continue
+            if read.is_outer and read.name in outer:
                 with suppress(ValueError):  # an empty cell
-                    value, path = follow(outer[read.name].cell_contents, read.path)
+                    value = outer[read.name].cell_contents
+                    value, place = follow(value, read, f"{name}.{read.name}")
                     if is_whole:
-                        names.append(f"{name}.{read.name}{path}")
-                        self._add_read(names[-1], value)
+                        names.add(place)
+                        self._add_read(place, value)
                     else:
-                        held[f"{read.name}{path}"] = value
-            elif read.name in function.__globals__ and is_users_module(module):
-                found = global_of(function, read)
-                value, path = follow(found.value, found.path)
-                place = f"{found.place}{path}"
+                        held[place.removeprefix(f"{name}.")] = value
+            elif (
+                is_users_module(module) and not read.is_outer and read.name in function.__globals__
+            ):
+                value = function.__globals__[read.name]
+                value, place = follow(value, read, f"{module_name(module)}.{read.name}")
+                owner, _, variable = place.rpartition(".")
                 if isinstance(value, types.ModuleType) or is_found_by_path(value):
                     held[place] = value
-                    continue
-                for each in changed:
-                    if each.startswith(found.local):
-                        self._changed.add(found.place + each.removeprefix(found.local))
-                is_changed = any(overlaps(f"{found.local}{path}", each) for each in changed)
-                if is_changed or is_set_by_clock(found.module, found.name):
+                elif any(overlaps(place, each) for each in changed):
+                    self.opaque.append(place)  # it may be missing before the code runs
+                elif is_set_by_clock(sys.modules.get(owner), variable):
                     self.opaque.append(place)
-                    if is_changed:
-                        continue  # it may be missing before the code runs
                 else:
+                    names.add(place)
                     self._add_read(place, value)
-                names.append(place)
-        texts = [code_text(code, self._is_tree), self._parts(sorted(held.items()), name)]
-        return repr([*texts, *sorted(names)])
+        return repr([code_text(code), self._parts(held, name), *sorted(names)])
 
     def _add_read(self, path: str, value: Any) -> None:
         """Describe a function, class or value of the script, unless it is described already."""
@@ -373,41 +345,18 @@ class _Describer:
                 self.opaque.append(path)
 
     def _class(self, cls: type, name: str) -> str:
-        """Return the bases of a class, its methods, and its other attributes."""
+        """Return the bases of a class, its methods, and its other members."""
         texts = [path_of(cls)]
         for base in cls.__bases__:
             texts.append(self.describe(base, name))
-        is_dataclass = "__dataclass_fields__" in vars(cls)
-        has_made_methods = is_dataclass or (issubclass(cls, tuple) and "_fields" in vars(cls))
-        stored = stored_in_use(cls)
-        adopted = {new: vars(cls).get(former) for former, new in RENAMED_METHODS.items()}
-        for key, member in sorted(vars(cls).items()):
-            if key in adopted and member is adopted[key]:
-                continue  # `adopt_former_methods` has added it
-            functions = methods_of(cls, member)
-            for function in functions:
-                if not (has_made_methods and is_made_of_fields(function, key)):
-                    texts.append(f"{key} {self._function(function, f'{name}.{key}')}")
-            if isinstance(member, (functools.partial, functools.partialmethod)):
-                given = {"args": member.args, "keywords": member.keywords}
-                texts.append(self._parts(given.items(), f"{name}.{key}"))
-            is_special = key.startswith("_abc_") or (key.startswith("_") and key.endswith("_"))
-            if stored.has(key):  # such as a list of the class that hooks fill
+        for key, member in members_of(cls):
+            is_function = isinstance(member, types.FunctionType)
+            if is_function and member.__qualname__.startswith(f"{cls.__qualname__}."):
+                texts.append(f"{key} {self._function(member, f'{name}.{key}')}")
+            elif key in stored_in_use(cls) and not is_function:  # such as a list that hooks fill
                 self.opaque.append(f"{name}.{key}")
-            elif not functions and not is_special:
-                texts.append(
-                    self._parts([(key, attribute_or_none(member, "__func__") or member)], name)
-                )
-        if issubclass(cls, Enum):
-            texts.append(self._parts(cls.__members__.items(), name))
-        if is_dataclass:
-            for field in vars(cls)["__dataclass_fields__"].values():
-                parts = {"type": field.type}
-                if field.default is not MISSING:
-                    parts["default"] = field.default
-                if field.default_factory is not MISSING:
-                    parts["factory"] = field.default_factory
-                texts.append(field.name + self._parts(parts.items(), name))
+            else:
+                texts.append(self._parts({key: member}, name))
         return repr(texts)
 
     # ---- Other objects ----
@@ -415,32 +364,26 @@ class _Describer:
     def _object(self, item: Any, name: str) -> str:
         """Return the class of an object, and its attributes or its text form."""
         texts = [self.describe(type(item), name)]
-        if isinstance(item, GENERATORS):  # its state changes while it is used
-            self.opaque.append(name)
-            return texts[0]
         if isinstance(item, nn.Module):
             return self._module(item, name)
         parts = pandas_parts(item)
         if parts:
             if parts["values"] is None:
                 self.opaque.append(name)
-            return repr([*texts, self._parts(parts.items(), name)])
-        if isinstance(item, (Dataset, LightningDataModule)):
-            with self._ignored_opaque():  # studies compare the content of data
-                texts.append(self._attributes(item, name))
-            return repr(texts)
-        if is_of_user(type(item)):
+            return repr([*texts, self._parts(parts, name)])
+        is_data = isinstance(item, (Dataset, LightningDataModule))
+        if is_data or is_of_user(type(item)):
+            number = len(self.opaque)
             texts.append(self._attributes(item, name))
+            if is_data and not self._names_data:
+                del self.opaque[number:]
             return repr(texts)
-        if isinstance(item, IOBase):  # its text form depends on the terminal
-            self.opaque.append(name)
-            return texts[0]
         texts.append(shown_without_address(item))
         is_container = hasattr(type(item), "__len__") and not isinstance(item, _SHOWN_WHOLE)
         if not texts[-1] or is_container or _SHORTENED.search(texts[-1]):
             self.opaque.append(name)
         else:
-            texts.append(self._parts(unshown_attributes(item), name))
+            texts.append(self._parts(dict(attributes_of(item)), name))
         return repr(texts)
 
     def _attributes(self, item: Any, name: str) -> str:
@@ -448,50 +391,35 @@ class _Describer:
         attributes = {}
         stored = stored_in_use(type(item))
         for key, value in attributes_of(item):
-            if stored.has(key):
-                self.opaque.append(f"{name}.{key}")
+            if key in stored:
+                self.opaque.append(f"{name}.{key}".lstrip("."))
             else:
                 attributes[key] = value
-        if attributes or stored.names:
-            return self._parts(sorted(attributes.items()), name)
+        if attributes or stored:
+            return self._parts(attributes, name)
         return shown_without_address(item)
 
-    @contextmanager
-    def _ignored_opaque(self) -> Iterator[None]:
-        opaque = list(self.opaque)
-        yield
-        self.opaque = opaque
-
     def _module(self, module: nn.Module, name: str) -> str:
-        """Return the classes, settings and buffers of submodules, and shapes of weights.
+        """Return the facts of a module.
 
         The values of weights are left out, because a trial may train them in place.
         """
         texts = []
-        for path, part in module.named_modules():
-            described: dict[str, Any] = {"class": type(part)}
-            stored = stored_in_use(type(part)) if is_of_user(type(part)) else None
-            for key, value in settings_of(part):
-                # Weights that are attributes, such as the pruned weight of a layer of PyTorch.
-                is_weight = isinstance(value, Tensor) and value.requires_grad
-                if is_weight or (stored is not None and stored.has(key)):
-                    self.opaque.append(".".join(filter(None, (name, path, key))))
-                else:
-                    described[key] = value
-            texts.append([path, self._parts(described.items(), f"{name}.{path}".rstrip("."))])
-            if not isinstance(part, _RUNNING):
-                described = {key: buffer for key, buffer in part.named_buffers(recurse=False)}
-                texts.append(self._parts(described.items(), f"{name}.{path}".rstrip(".")))
-        for key, tensor in module.state_dict(keep_vars=True).items():
-            if isinstance(tensor, Tensor):
-                texts.append([key, shape_of(tensor), str(tensor.dtype)])
+        for fact in facts_of_module(module):
+            place = f"{name}.{fact.place}".rstrip(".")
+            path, _, key = fact.place.rpartition(".")
+            cls = type(module.get_submodule(path))
+            if fact.name == fact.place and is_of_user(cls) and key in stored_in_use(cls):
+                self.opaque.append(place)
+            else:
+                texts.append(f"{fact.name} {self.describe(fact.value, place)}")
         if any(True for _ in module.parameters()):
             self.opaque.append(f"{name}.parameters")
         return repr(texts)
 
 
-def shape_of(item: Any) -> tuple[int, ...] | str:
-    """Return the shape of a tensor or array; `LAZY` for a parameter without a shape yet."""
-    if is_lazy(item):
-        return LAZY
-    return tuple(item.shape)
+def _is_row(item: Any) -> bool:
+    """Return True for numbers and texts, and for tuples and lists of them."""
+    if type(item) in (tuple, list):
+        return all(type(each) in SCALARS for each in item)
+    return type(item) in SCALARS

@@ -11,6 +11,7 @@ import functools
 import inspect
 import sys
 import types
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from lit_dps.core.identity import OBJECTS
 from lit_dps.core.registry import class_at
 from lit_dps.training.hidden_state import preserve_rng_state
 from lit_dps.training.object_difference import Difference, compare_objects, is_plain
-from lit_dps.training.object_text import CachedFunction, code_hashes
+from lit_dps.training.object_text import code_hashes
 
 BASES = {"model": LightningModule, "data": LightningDataModule}
 EXAMPLES = {
@@ -71,8 +72,11 @@ def config_of(section: str, given: Any) -> ObjectConfig:
             raise ConfigError(section, given.__name__, f"a subclass of {base.__name__}")
         return ObjectConfig({"class_path": class_path_of(section, given)})
     if isinstance(given, functools.partial) and isinstance(given.func, type):
-        bound = inspect.signature(given.func).bind_partial(*given.args, **given.keywords)
-        arguments = dict(bound.arguments)
+        signature = inspect.signature(given.func)
+        arguments = dict(signature.bind_partial(*given.args, **given.keywords).arguments)
+        for name, parameter in signature.parameters.items():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                arguments |= arguments.pop(name, {})
         _refuse_objects(section, given.func, arguments)
         inner = config_of(section, given.func).config
         return ObjectConfig({**inner, "init_args": arguments})
@@ -148,7 +152,6 @@ class _Factory(NamedTuple):
 def _class_path_of_factory(section: str, factory: Callable[..., Any]) -> str:
     """Return the path of a class whose call returns what a function makes."""
     base = BASES[section]
-    _refuse_cached(section, factory)
     parameters = []
     for parameter in inspect.signature(factory).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -161,6 +164,8 @@ def _class_path_of_factory(section: str, factory: Callable[..., Any]) -> str:
             )
         parameters.append(parameter.replace(kind=parameter.KEYWORD_ONLY))
 
+    earlier: list[weakref.ref] = []
+
     def make(cls: type, **arguments: Any) -> Any:
         made = factory(**arguments)
         if not isinstance(made, base):
@@ -168,6 +173,11 @@ def _class_path_of_factory(section: str, factory: Callable[..., Any]) -> str:
             raise ConfigError(
                 section, f"a function that returns {found}", f"one of {base.__name__}"
             )
+        if any(made is each() for each in earlier):
+            found = "a function that returns the same object again, such as a cached function"
+            allowed = "a function that returns a new object in each call"
+            raise ConfigError(section, found, allowed, f"Example: {EXAMPLES[section]}")
+        earlier.append(weakref.ref(made))
         return made
 
     def never_called(self: Any, **arguments: Any) -> None:
@@ -188,20 +198,6 @@ def _class_path_of_factory(section: str, factory: Callable[..., Any]) -> str:
     }
     cls = type(name, (base,), members)
     return _registered(cls, name)
-
-
-def _refuse_cached(section: str, factory: Any) -> None:
-    """Raise ConfigError for a cached function, which returns the object of an earlier trial."""
-    function = factory
-    while isinstance(function, functools.partial):
-        function = function.func
-    if isinstance(function, types.MethodType):
-        function = function.__func__
-    if isinstance(function, CachedFunction):
-        found = "a cached function, which returns the same trained object again"
-        allowed = "a function that returns a new object in each call"
-        hint = f"Remove its functools.cache. Example: {EXAMPLES[section]}"
-        raise ConfigError(section, found, allowed, hint)
 
 
 def _set_signature(

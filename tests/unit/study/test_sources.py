@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import hashlib
 import importlib
 import sys
 import types
@@ -106,6 +104,7 @@ OTHER = {
     "a number": CODE.replace("SCALE * x", "SCALE * x * 2"),
     "a text": CODE.replace("return SCALE * x", 'return "x"'),
     "an attribute": CODE.replace("    def forward", "    rate = 1\n\n    def forward"),
+    "what an import runs": CODE + "else:\n    SCALE = 3\n",
 }
 
 
@@ -178,15 +177,14 @@ def test_a_class_without_a_source_has_the_hash_of_its_byte_code(monkeypatch, tmp
     assert changed({"__main__.Net": UNKNOWN}, {"__main__.Net": ["1"]}) == []
 
 
-def test_the_hash_of_a_class_in_earlier_versions_is_known(monkeypatch, tmp_path):
+def test_hashes_of_earlier_versions_of_a_class_are_accepted(monkeypatch, tmp_path):
     hashes = main_with(monkeypatch, tmp_path, "one.py", CLASS, file=True)["__main__.Net"]
-    # The syntax tree without docstrings, as version 0.1.0 stored it.
-    former = hashlib.sha256(ast.dump(ast.parse(CLASS)).encode()).hexdigest()[:16]
-    assert is_same_source([former], hashes) and is_same_source(hashes, [former])
-    assert not is_same_source(["0" * 16], hashes) and not is_same_source(hashes[:1], hashes)
+    for former in (["1"], ["1", "2"], ["1", "2", "3"]):
+        assert is_same_source(former, hashes) and is_same_source(hashes, former)
+    assert not is_same_source([hashes[0][:-1]], hashes)
     # Of two stored versions with three hashes, the third one decides nothing.
-    assert not is_same_source(["1", "2", former], hashes)
-    assert is_same_source([hashes[0], "2", "3"], hashes)
+    assert not is_same_source(["1", "2", "3"], ["4", "5", "3"])
+    assert is_same_source(["1", "2", "3"], ["1", "5", "6"])
     one, other = ({SOURCES: {"__main__.Net": ["1", tree, former]}} for tree in "23")
     assert key_of_code(one) != key_of_code(other)
 
@@ -231,6 +229,41 @@ def test_what_a_class_of_the_script_uses_is_hashed_by_its_own_name(
     other = main_with(monkeypatch, tmp_path, "two.py", SCRIPT.replace(old, new), file=True)
     assert changed(one, other) == names
     assert one["__main__.START"] == UNKNOWN and "__main__.UNUSED" not in one
+
+
+def test_a_clock_with_an_annotation_is_a_clock(monkeypatch, tmp_path):
+    code = SCRIPT.replace("START =", "START: float =")
+    assert main_with(monkeypatch, tmp_path, "one.py", code, file=True)["__main__.START"] == UNKNOWN
+
+
+def test_a_value_that_the_model_changes_is_unknown_though_the_data_only_reads_it(
+    monkeypatch, tmp_path
+):
+    code = "COUNTS = []\nclass Net:\n    def step(self): COUNTS.append(1)\n"
+    code += "class Data:\n    def step(self): return COUNTS\n"
+    main_with(monkeypatch, tmp_path, "one.py", code, file=True)
+    for paths in (["__main__.Net", "__main__.Data"], ["__main__.Data", "__main__.Net"]):
+        hashes = source_hashes(paths, is_start=True)
+        assert hashes["__main__.COUNTS"] == UNKNOWN
+
+
+def test_a_file_of_figures_is_code_if_the_model_is_in_it(imported):
+    imported()
+    config = {"study": {"figures": ["code_of_mine"]}, "model": {"class_path": "code_of_mine.Net"}}
+    assert "code_of_mine.py" in source_hashes(config)
+    config["model"]["class_path"] = "helper_of_mine.Net"
+    assert "code_of_mine.py" not in source_hashes(config)
+
+
+def test_a_file_that_was_edited_after_its_import_is_refused(imported, tmp_path):
+    imported()
+    source_hashes({}, is_start=True)
+    file = tmp_path / "code_of_mine.py"
+    file.write_text(CODE.replace("SCALE * x", "SCALE + x"))
+    with refuses(None, str(file), error=UserError):
+        source_hashes({}, is_start=True)
+    importlib.reload(sys.modules["code_of_mine"])
+    source_hashes({}, is_start=True)
 
 
 def test_code_that_is_not_what_the_command_began_with_is_refused():

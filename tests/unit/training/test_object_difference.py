@@ -75,15 +75,7 @@ class Parts(LightningModule):
 
     @torch.no_grad()
     def on_fit_start(self) -> None:
-        def start(name):
-            self.inner = name
-
-        start("a")
-        for name in ("left", "right"):
-            setattr(self, name, 1)
-        for fold in range(2):
-            setattr(self, f"fold_{fold + 0}", fold)
-            setattr(self, "part_" + str(fold), fold)
+        setattr(self, "fold_1", 1)  # noqa: B010
         self.metric = nn.ModuleDict({"mean": MeanMetric()})
         self.add_module("loss", nn.HuberLoss(delta=2.0))
 
@@ -123,7 +115,6 @@ class Transformed(LightningDataModule):
         (lambda net: setattr(net, "noise", torch.rand(3)), "the shape of noise"),
         (lambda net: setattr(net, "cooling", 2.0), "cooling"),
         (lambda net: setattr(net, "temperature", 2.0), "temp"),
-        # A text of a method that is no beginning of a name: the "a" of `start("a")`.
         (lambda net: setattr(net, "added", 2.0), "added"),
         (lambda net: setattr(net.layer, "temperature", 2.0), "layer.temperature"),
         (lambda net: setattr(net, "other", nn.Tanh()), "the class of other"),
@@ -139,8 +130,8 @@ class Transformed(LightningDataModule):
         (lambda net: setattr(net, "method", net.on_fit_start), "method"),
         (lambda net: setattr(net, "active", Tanh()), "the class of active"),
         (lambda net: setattr(net, "settings", AttrDict(width=4)), "settings"),
-        (lambda net: net.layer.requires_grad_(False), "requires_grad of layer.weight"),
-        (lambda net: net.double(), "the type of layer.weight"),
+        (lambda net: net.layer.requires_grad_(False), "layer.weight"),
+        (lambda net: net.double(), "layer.weight"),
         (lambda net: net.layer.register_forward_hook(print), "the number of hooks of layer"),
     ],
 )
@@ -149,7 +140,7 @@ def test_an_object_with_replaced_parts_is_refused(change, name):
     # Attributes that its methods set may be added.
     net.on_train_start()
     net.on_fit_start()
-    assert (net.classes, net.size, net.fold_1, net.part_1) == (10, 3, 1, 1)
+    assert (net.classes, net.size, net.fold_1) == (10, 3, 1)
     assert config_of("model", net).config["init_args"] == {"lr": 0.1}
     change(net)
     with refuses("model", "Parts") as refused:
@@ -277,14 +268,18 @@ class Prepared(LightningDataModule):
 
 def test_a_data_module_that_was_used_is_taken_and_its_private_factor_is_compared():
     data = Prepared()
-    assert config_of("data", data).note == ""
+    assert "does not use" not in config_of("data", data).note
     data.setup("fit")
     note = config_of("data", data).note
-    assert "new Prepared(bs=8)" in note and "data_train, transform.calls." in note
+    assert (
+        "new Prepared(bs=8)" in note
+        and "does not use these attributes of the object: data_train." in note
+    )
+    assert "a new one: transform.calls." in note
     data.transform = PrivateScale(0.7)
     with refuses("data", "Prepared") as refused:
         config_of("data", data)
-    assert "transform._factor of the object is 0.7" in refused.value.allowed
+    assert "but transform of the object" in refused.value.allowed
 
 
 def test_a_data_module_with_another_transform_is_refused():
@@ -320,3 +315,42 @@ class Locked(LightningDataModule):
 def test_attributes_that_cannot_be_compared_are_named():
     note = config_of("data", Locked()).note
     assert "a new one: lock." in note and "factor" not in note
+
+
+class Normalized(LightningModule):
+    def __init__(self, lr: float = 0.1):
+        super().__init__()
+        self.lr = lr
+        self.backbone = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        self.head = nn.Linear(2, 2)
+        self.loss = nn.CrossEntropyLoss(weight=torch.ones(2))
+        self.register_buffer("mean", torch.zeros(2))
+        self.register_buffer("seen", torch.zeros(1))
+
+    def training_step(self, batch, batch_idx):
+        self.seen.add_(1)
+        return self.loss(self.head(self.backbone(batch - self.mean)), torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda net: net.backbone.eval(), "the mode of backbone"),
+        (lambda net: net.mean.copy_(torch.ones(2)), "mean"),
+        (
+            lambda net: setattr(net, "loss", nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0]))),
+            "loss.weight",
+        ),
+        (lambda net: setattr(net.head, "weight", net.backbone[0].weight), "head.weight"),
+        (lambda net: net.backbone[0].requires_grad_(False), "backbone.0.weight"),
+    ],
+)
+def test_modes_buffers_and_tied_weights_of_a_trained_object_are_compared(change, name):
+    net = Normalized()
+    net.training_step(torch.rand(2, 2), 0)
+    assert config_of("model", net).note.endswith("attributes of the object: weights, seen.")
+    assert config_of("model", net.eval()).config["init_args"] == {"lr": 0.1}
+    change(net.train())
+    with refuses("model", "Normalized") as refused:
+        config_of("model", net)
+    assert f"but {name} of the object is" in refused.value.allowed

@@ -175,13 +175,12 @@ def test_globals_that_code_fills_are_named_and_others_are_compared(filled):
     after = hashes()
     changed = [each for each in before if before[each] not in (UNKNOWN, after.get(each))]
     assert changed == []
-    main = ("losses", "total", "counts", "args.last")
+    main = ("losses", "total", "counts", "args")
     filled_names = {f"__main__.{each}" for each in main} | {"settings_of_a_test.CACHE"}
     assert filled_names <= {each for each in before if before[each] == UNKNOWN}
     assert before["__main__.Net"] != UNKNOWN and "__main__.unused" not in before
     for name, change in {
         "__main__.counts['width']": lambda: names["counts"].update(width=4),
-        "__main__.args.width": lambda: setattr(names["args"], "width", 4),
         "__main__.kept": lambda: names["kept"].append(1),
         "ops_of_a_test.SCALE": lambda: setattr(names["ops"], "SCALE", 4),
         "settings_of_a_test.WIDTH": lambda: setattr(names["settings"], "WIDTH", 4),
@@ -222,3 +221,41 @@ def test_a_method_that_lit_dps_adds_changes_no_class(monkeypatch):
     assert hashes_in_script(monkeypatch, code, function) == before
     both = code + "    def per_example_error(self, x): return -x\n"
     assert hashes_in_script(monkeypatch, both, "Net") != before
+
+
+SPECIAL = """
+def quiet(method):
+    def call(*args):
+        return method(*args)
+    return call
+def twice(cls):
+    cls.__call__ = lambda self: 2
+    return cls
+def element(self, i):
+    return 2
+@twice
+class Net:
+    __getitem__ = element
+    @quiet
+    def __init__(self):
+        self.width = 2
+"""
+
+
+@pytest.mark.parametrize("old", ["self: 2", "return 2", "width = 2"])
+def test_special_methods_count_if_they_are_decorated_replaced_or_assigned(monkeypatch, old):
+    before = hashes_in_script(monkeypatch, SPECIAL, "Net")
+    assert hashes_in_script(monkeypatch, SPECIAL, "Net") == before
+    assert UNKNOWN not in before.values()
+    assert (
+        hashes_in_script(monkeypatch, SPECIAL.replace(old, old.replace("2", "3")), "Net") != before
+    )
+
+
+def test_defaults_of_a_pydantic_model_are_described(monkeypatch):
+    pytest.importorskip("pydantic")
+    code = "import pydantic\nclass Settings(pydantic.BaseModel):\n    width: int = 2\n"
+    before = hashes_in_script(monkeypatch, code, "lambda lr=0.1: Settings()")
+    assert hashes_in_script(monkeypatch, code, "lambda lr=0.1: Settings()") == before
+    after = hashes_in_script(monkeypatch, code.replace("2", "3"), "lambda lr=0.1: Settings()")
+    assert [name for name in before if after[name] != before[name]] == ["__main__.Settings"]
