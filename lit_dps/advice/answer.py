@@ -15,10 +15,11 @@ import pandas as pd
 
 from lit_dps.advice.branch_law import Branched
 from lit_dps.advice.next_probe import rank_probes
-from lit_dps.advice.step_time import NORMAL_95, Seconds, StepTime
+from lit_dps.advice.step_time import Seconds, StepTime
 from lit_dps.advice.terms import NO_TERMS, Terms
 from lit_dps.advice.time_draws import draw_step_seconds, draw_steps, near_probability
 from lit_dps.analysis.answer import NEAR
+from lit_dps.analysis.intervals import NORMAL_95
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.rates import RATE_IS_TUNED, RateLaw
 from lit_dps.core.batch_schedule import CONSTANT_BATCH

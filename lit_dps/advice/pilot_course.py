@@ -18,7 +18,6 @@ from lit_dps.advice.next_probe import law_with_prior
 from lit_dps.advice.options import Clock, print_line
 from lit_dps.advice.pilot_evidence import (
     PilotRun,
-    best_metric,
     bounds_of,
     observations_of_runs,
     results_at,
@@ -42,6 +41,7 @@ from lit_dps.core.record import StudyRecord
 from lit_dps.core.text import format_duration, number_text
 from lit_dps.core.trial import Status, TrialResult
 from lit_dps.parallel.process import StopRequest
+from lit_dps.report.no_result import best_value
 from lit_dps.study.failures import AllFail
 
 # The most time of all runs together, in pilots: if a device is not full at B0, and if it is.
@@ -437,7 +437,7 @@ def outcome_of(result: TrialResult, goal: Goal) -> Outcome:
     """Return how a run ended."""
     if result.steps is not None:
         return Outcome(MET, result.steps)
-    best = best_metric(result, goal)
+    best = best_value(goal, [result])
     has_failed = result.status in (Status.INFEASIBLE, Status.FAILED, Status.STOPPED)
     if has_failed or best is None:
         return Outcome(DIVERGED, math.inf)
@@ -445,7 +445,7 @@ def outcome_of(result: TrialResult, goal: Goal) -> Outcome:
         # Validations that stopped early have equal bounds, so the losses decide.
         losses = [loss for loss in result.curve["train_loss"] if math.isfinite(loss)]
         return Outcome(MISSED, float(np.mean(losses[-LAST_LOSSES:])) if losses else math.inf)
-    return Outcome(MISSED, -best if goal.at_least else best)
+    return Outcome(MISSED, -best.value if goal.at_least else best.value)
 
 
 def _rounded(factor: float) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.noise_scale import NoiseScale, noise_scale
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import NOISE_SCALE, Status, TrialResult
+from lit_dps.report.no_result import best_value
 
 # The first half of a run does not count: at the begin the noise scale is far below B_crit.
 NOISE_FROM = 0.5
@@ -67,7 +67,7 @@ class PilotRun:
         seconds: Its wall time.
         status: How it ended.
         noise: The noise scale of its second half; None if it was not read.
-        best: The best value of the goal's metric; None without a finite one.
+        best: The best value of the goal's metric; None without an exact, finite one.
         check_seconds: Mean seconds of a full validation; None if validations stopped early.
     """
 
@@ -109,18 +109,18 @@ class PilotRun:
                     seconds=run.seconds,
                     status=str(run.status),
                     noise=_late_noise_scale(run, plan.batch_size),
-                    best=best_metric(run, record.goal),
+                    best=_best_metric(run, record.goal),
                     check_seconds=_check_seconds(run),
                 )
         return None
 
 
-def best_metric(run: TrialResult, goal: Goal) -> float | None:
-    """Return the best value of the goal's metric along a run; None without a finite one."""
-    values = [value for value in run.curve.get(goal.metric, []) if math.isfinite(value)]
-    if not values:
+def _best_metric(run: TrialResult, goal: Goal) -> float | None:
+    """Return the best value of the goal's metric along a run; None if no finite one is exact."""
+    best = best_value(goal, [run])
+    if best is None or not best.exact:
         return None
-    return max(values) if goal.at_least else min(values)
+    return best.value
 
 
 def _check_seconds(run: TrialResult) -> float | None:

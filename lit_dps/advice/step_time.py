@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import least_squares
 
+from lit_dps.analysis.intervals import NORMAL_95
 from lit_dps.analysis.tables import three_digits
 from lit_dps.core.text import format_duration, number_text
 
@@ -55,7 +56,6 @@ ERROR_OF_OTHER_NODES = math.log(2) / 2
 # differences between connections, so that all local batches together are one point for g.
 POINT_ERROR = 0.01
 CONNECTION_ERROR = 0.05
-NORMAL_95 = 1.96
 BYTES_PER_ELEMENT = 4  # of a gradient
 
 

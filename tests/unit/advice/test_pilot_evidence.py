@@ -106,3 +106,13 @@ def test_the_pilot_is_the_first_run_at_the_users_batch_size():
 def test_bounds_are_read_as_they_are_stored():
     assert bounds_of({"bounds": [[64, 200.0], [128, 300]]}) == {64: 200.0, 128: 300.0}
     assert bounds_of({}) == {}
+
+
+def test_a_bound_of_a_validation_that_stopped_early_is_no_best_value():
+    run = result(32, 0, 0.1, None)
+    run.curve["val_error"][2:4] = [0.101, 0.3]
+    assert PilotRun.of_record(record_of(run), PLAN).best == 0.101
+    run.curve["exact"] = [1, 1, 0, *[1] * 7]
+    assert PilotRun.of_record(record_of(run), PLAN).best == 0.3
+    run.curve["exact"] = [0] * 10
+    assert PilotRun.of_record(record_of(run), PLAN).best is None
