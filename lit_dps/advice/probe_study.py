@@ -11,14 +11,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any
 
 from lightning.pytorch import LightningDataModule
 
 from lit_dps.advice.options import Clock
 from lit_dps.advice.step_memory import is_full
 from lit_dps.advice.step_probe import is_above_split
-from lit_dps.core.environment import DATA, KEY, SOURCES
 from lit_dps.core.errors import StorageError, UserError, first_line, place_in_user_code
 from lit_dps.core.progress_line import StageLine
 from lit_dps.core.record import StudyRecord
@@ -68,30 +66,15 @@ class Probes:
     Args:
         setup: Its configuration, checked.
         data: Its data module, set up.
-        environment: Code and data of its trials (`lit_dps.core.environment`); None stores nothing
-            about them.
 
     Attributes:
         without_room: Batch sizes that `run` could not run.
         mlflow: Shows the study in MLflow.
     """
 
-    def __init__(
-        self,
-        setup: StudySetup,
-        data: LightningDataModule,
-        environment: Mapping[str, Any] | None = None,
-    ):
-        if environment is not None:
-            setup = dataclasses.replace(
-                setup,
-                environment=environment[KEY],
-                sources=environment[SOURCES],
-                data_hashes=environment.get(DATA, {}),
-            )
+    def __init__(self, setup: StudySetup, data: LightningDataModule):
         self.setup = setup
         self.data = data
-        self.environment = environment
         self.without_room: set[int] = set()
         self.url = setup.storage.optuna_url
         self.name = setup.study.name
@@ -135,7 +118,7 @@ class Probes:
         if not remaining:
             return True
         workers = min(setup.workers, remaining)
-        setup = begin_run(setup, record, workers, self.mlflow, self.environment)
+        setup = begin_run(setup, record, workers, self.mlflow)
 
         def has_ended() -> bool:
             clock.tick()

@@ -40,7 +40,7 @@ from lit_dps.advice.user_workload import (
     prepare_pilot,
     user_batch_size,
 )
-from lit_dps.core.environment import SOURCES, changes_since
+from lit_dps.core.environment import Environment, changes_since
 from lit_dps.core.errors import ConfigError, StorageError, UserError, first_line
 from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.text import for_terminal, format_duration
@@ -99,7 +99,7 @@ class _Session:
     options: Options
     probe_study: ProbeStudy
     data: LightningDataModule
-    environment: dict[str, Any]
+    environment: Environment
     store: AdviceStore
     stored: Mapping[str, Any]
     clock: Clock
@@ -172,7 +172,7 @@ def _check_and_ask(
         setup = dataclasses.replace(setup, goal=goal)
     probe_study, data = _check(setup, options, stored, proposal)
     environment = environment_of(probe_study.setup, data)
-    refuse_changed_sources(sources, environment[SOURCES])
+    refuse_changed_sources(sources, environment.sources)
     _refuse_changed_code(setup.study.name, stored.get("environment"), environment)
     spent, announced = stored.get("spent", 0.0), stored.get("announced", math.inf)
     clock = Clock(options.budget, store, spent, began, announced)
@@ -251,12 +251,12 @@ def _refuse_removed_method(setup: StudySetup, stored: Mapping[str, Any]) -> None
 
 
 def _refuse_changed_code(
-    name: str, stored: Mapping[str, Any] | None, environment: Mapping[str, Any]
+    name: str, stored: Mapping[str, Any] | None, environment: Environment
 ) -> None:
     """Raise UserError if stored advice was measured with other code or data."""
     if stored is None:  # the code of the measurements is not recorded
         return
-    changes = changes_since([stored], environment)
+    changes = changes_since([stored], environment.content)
     if changes:
         raise _refused(
             name,
@@ -316,7 +316,7 @@ def _ask_and_answer(
             if clock.budget < math.inf:
                 store.keep(budget=clock.budget)
             if "environment" not in session.stored:
-                store.keep(environment=session.environment)
+                store.keep(environment=session.environment.content)
             question = _measure(session)
             print_cost(question, clock)
             if clock.remaining > MLFLOW_SECONDS:
@@ -350,7 +350,8 @@ def _measure(session: _Session) -> Question:
     reads_noise = plan is not None and _can_read_noise(session)
     depends_on_batch = _batch_dependence(session)
     parameters = session.store.read()["parameters"]
-    probes = Probes(session.probe_study.setup, session.data, session.environment)
+    setup = dataclasses.replace(session.probe_study.setup, environment=session.environment)
+    probes = Probes(setup, session.data)
     return Question(
         setup=session.setup,
         options=session.options,

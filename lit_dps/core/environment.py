@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 # Entries of an environment. Environments of earlier versions have none of these.
@@ -32,22 +33,49 @@ def with_key(environment: Mapping[str, Any], since: str) -> dict[str, Any]:
     return {KEY: hashlib.sha256(content.encode()).hexdigest()[:10], SINCE: since, **environment}
 
 
-def key_of_code(environment: Mapping[str, Any]) -> str:
-    """Return a key of an environment without its data, and without comments in its code.
+@dataclass(frozen=True)
+class Environment:
+    """The environment of a run; can be pickled.
 
-    A run without trials does not hash its data.
+    Attributes:
+        content: The environment with its key, as it is stored; empty if it is not recorded.
     """
-    content = {}
-    for name, value in environment.items():
-        if name not in (KEY, SINCE, DATA):
-            content[name] = value
-    # The second hash of a file is of its syntax tree. Compiled code has only the first one. Earlier
-    # versions stored a third one.
-    trees = {}
-    for file, hashes in content.get(SOURCES, {}).items():
-        trees[file] = hashes[:2][-1]
-    content[SOURCES] = trees
-    return with_key(content, since="")[KEY]
+
+    content: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str | None:
+        """The key by which trials refer to the environment; None if it is not recorded."""
+        return self.content.get(KEY)
+
+    @property
+    def sources(self) -> dict[str, Hashes]:
+        """Hashes of the user's code, by file."""
+        return dict(self.content.get(SOURCES, {}))
+
+    @property
+    def data(self) -> dict[str, Hashes]:
+        """Hashes of the data, by the values of its axes; empty if they were not computed."""
+        return dict(self.content.get(DATA, {}))
+
+    @property
+    def code_key(self) -> str | None:
+        """A key without the data and without comments in the code; None if it is not recorded.
+
+        A run without trials does not hash its data.
+        """
+        if not self.content:
+            return None
+        content = {}
+        for name, value in self.content.items():
+            if name not in (KEY, SINCE, DATA):
+                content[name] = value
+        # The second hash of a file is of its syntax tree. Compiled code has only the first one.
+        # Earlier versions stored a third one.
+        content[SOURCES] = {}
+        for file, hashes in self.sources.items():
+            content[SOURCES][file] = hashes[:2][-1]
+        return with_key(content, since="")[KEY]
 
 
 def is_same_source(one: Hashes, other: Hashes) -> bool:

@@ -63,7 +63,7 @@ class StepTiming:
         ranks: Processes that trained each trial together.
         cells: The measurements.
         environment: Key of the environment of the measurement
-            (`lit_dps.core.environment.key_of_code`); None if an earlier version measured.
+            (`lit_dps.core.environment.Environment.code_key`); None if an earlier version measured.
     """
 
     machine: str

@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning.pytorch import LightningDataModule
 
-from lit_dps.core.environment import DATA, SOURCES, THREADS, with_key
+from lit_dps.core.environment import DATA, SOURCES, THREADS, Environment, with_key
 from lit_dps.core.record import HARDWARE
 from lit_dps.core.user_code import is_installed, texts_in
 from lit_dps.study.data_hashes import data_hashes
@@ -21,7 +21,7 @@ from lit_dps.tracking.sync import environment_tags
 
 def environment_of(
     setup: StudySetup, data: LightningDataModule, reads_data: bool = True
-) -> dict[str, Any]:
+) -> Environment:
     """Return the environment of this process. Call it after the dry run has imported all classes.
 
     Args:
@@ -30,12 +30,12 @@ def environment_of(
         reads_data: Whether to hash the data. This is not needed if no trial will run.
 
     Returns:
-        Versions, machine, threads and hashes, with a key: see `lit_dps.core.environment`.
+        Versions, machine, threads and hashes, with a key.
     """
     config = setup.config()
     tags = environment_tags(getattr(data, "digest", None))
     versions = {key: value for key, value in tags.items() if not key.startswith("mlflow.")}
-    environment: dict[str, Any] = {
+    content: dict[str, Any] = {
         **versions,
         **_versions_of_packages(config),
         HARDWARE: hardware(),
@@ -43,8 +43,8 @@ def environment_of(
         SOURCES: source_hashes(config),
     }
     if reads_data:
-        environment[DATA] = data_hashes(setup)
-    return with_key(environment, datetime.now().strftime("%Y-%m-%d %H:%M"))
+        content[DATA] = data_hashes(setup)
+    return Environment(with_key(content, datetime.now().strftime("%Y-%m-%d %H:%M")))
 
 
 def _versions_of_packages(config: Any) -> dict[str, str]:

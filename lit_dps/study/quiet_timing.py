@@ -75,7 +75,7 @@ def update_step_timing(
     stored = record.step_timing
     if stored is not None:
         has_conditions = stored.conditions == (machine, setup.study.threads, setup.ranks)
-        is_of_code = has_conditions and stored.environment == setup.code_key
+        is_of_code = has_conditions and stored.environment == setup.environment.code_key
         is_current = is_of_code and stored.is_of(trials, record.space)
         if is_current and not asked:
             return record
@@ -98,7 +98,7 @@ def update_step_timing(
         raise
     date = datetime.now(UTC).strftime("%Y-%m-%d")
     timing = StepTiming(
-        machine, date, setup.study.threads, setup.ranks, tuple(cells), setup.code_key
+        machine, date, setup.study.threads, setup.ranks, tuple(cells), setup.environment.code_key
     )
     try:
         store_step_timing(setup.storage.optuna_url, record.name, timing)

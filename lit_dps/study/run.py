@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import closing
 from itertools import chain
-from typing import Any
 
 from lightning.pytorch import LightningDataModule
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.summary import summarize
 from lit_dps.core.config import StorageConfig
-from lit_dps.core.environment import DATA, KEY, SOURCES, key_of_code
+from lit_dps.core.environment import Environment
 from lit_dps.core.errors import StorageError, Unguarded
 from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.record import StudyRecord
@@ -133,7 +132,7 @@ def _prepare(setup: StudySetup, stop: StopRequest, options: RunOptions) -> _Stud
     sources = source_hashes(setup.config(), is_start=True)
     checked = check_study(setup)
     environment = environment_of(setup, checked.data, reads_data=checked.trials_remain)
-    refuse_changed_sources(sources, environment[SOURCES])
+    refuse_changed_sources(sources, environment.sources)
     # After the hashes of the code, so that an edit of a figure is no change of the study's code.
     for name in setup.study.figures:
         from lit_dps.report.figures import of_others  # imports matplotlib
@@ -146,14 +145,8 @@ def _prepare(setup: StudySetup, stop: StopRequest, options: RunOptions) -> _Stud
     if changes:
         # Paused trials were trained by other code, so they restart.
         clear_checkpoints(setup.storage.checkpoints(setup.study.name))
-    setup = dataclasses.replace(
-        setup,
-        environment=environment[KEY],
-        code_key=key_of_code(environment),
-        sources=environment[SOURCES],
-        data_hashes=environment.get(DATA, {}),
-    )
-    return _StudyRun(setup, checked.data, environment, stop, options)
+    setup = dataclasses.replace(setup, environment=environment)
+    return _StudyRun(setup, checked.data, stop, options)
 
 
 def _starts_processes(setup: StudySetup) -> bool:
@@ -163,9 +156,7 @@ def _starts_processes(setup: StudySetup) -> bool:
     return setup.workers > 1 or setup.ranks > 1
 
 
-def _accepted_changes(
-    setup: StudySetup, environment: Mapping[str, Any], accepts: bool
-) -> list[str]:
+def _accepted_changes(setup: StudySetup, environment: Environment, accepts: bool) -> list[str]:
     """Return the code and data that differ from the stored study.
 
     Raises:
@@ -174,9 +165,9 @@ def _accepted_changes(
     url = setup.storage.optuna_url
     name = setup.study.name
     if not accepts:
-        check_environment(url, name, environment)
+        check_environment(url, name, environment.content)
         return []
-    changes = changed_environment(url, name, environment)
+    changes = changed_environment(url, name, environment.content)
     if changes:
         verb = "has" if len(changes) == 1 else "have"
         line = f"{', '.join(changes)} {verb} changed since the stored trials"
@@ -191,14 +182,12 @@ class _StudyRun:
     Attributes:
         setup: The study.
         data: Its data module, set up.
-        environment: Code, data, versions and machine of this run.
         stop: Set by signals.
         options: Options of this run.
     """
 
     setup: StudySetup
     data: LightningDataModule
-    environment: Mapping[str, Any]
     stop: StopRequest
     options: RunOptions
     reported_before: int | None = None
@@ -248,7 +237,7 @@ class _StudyRun:
         """Train the remaining trials and repeats in workers."""
         self.reported_before = results_reported(self.url, self.name)
         workers = min(self.setup.workers, remaining)
-        self.setup = begin_run(self.setup, record, workers, self.mlflow, self.environment)
+        self.setup = begin_run(self.setup, record, workers, self.mlflow)
         self.stop.raise_if_requested()
         self._measure_noise_scale(record)
         self._train(record, workers, failures)

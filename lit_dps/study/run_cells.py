@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from lightning.pytorch import LightningDataModule
 
@@ -58,11 +57,7 @@ def declare_study(setup: StudySetup, data: LightningDataModule) -> StudySetup:
 
 
 def begin_run(
-    setup: StudySetup,
-    record: StudyRecord,
-    workers: int,
-    mlflow: MlflowSync,
-    environment: Mapping[str, Any] | None,
+    setup: StudySetup, record: StudyRecord, workers: int, mlflow: MlflowSync
 ) -> StudySetup:
     """Begin a run of a declared study: store its environment and show it in MLflow.
 
@@ -71,8 +66,6 @@ def begin_run(
         record: The stored study.
         workers: The number of processes that will train it.
         mlflow: Logs the study.
-        environment: Code, data, versions and machine of the run (`lit_dps.core.environment`); None
-            stores nothing of it.
 
     Returns:
         The setup with the number of this run.
@@ -81,8 +74,8 @@ def begin_run(
     setup = dataclasses.replace(setup, run_number=store_begin_of_run(url, name))
     if workers > 1:
         warm_up()
-    if environment is not None:
-        store_environment(url, name, environment)
+    if setup.environment.content:
+        store_environment(url, name, setup.environment.content)
     mlflow.sync(record, is_running=True)
     return setup
 

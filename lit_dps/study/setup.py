@@ -11,7 +11,7 @@ from typing import Any, Self
 from lightning.pytorch import LightningDataModule
 
 from lit_dps.core.config import StorageConfig, StudyConfig, cores
-from lit_dps.core.environment import DATA, SOURCES
+from lit_dps.core.environment import DATA, SOURCES, Environment
 from lit_dps.core.goal import Goal
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.record import StudyRecord, shared_cells
@@ -66,15 +66,12 @@ class StudySetup:
         samples: The metaparameters of each trial of a cell; empty lets the study's sampler draw
             them.
         cost_limit: The cost after which each trial stops, beside the race, in the unit of K*.
-        environment: Key of the environment of this run (`lit_dps.core.environment`).
-        code_key: Key of this environment without its data (`lit_dps.core.environment.key_of_code`).
+        environment: Code, data, versions and machine of this run. Processes that import the code
+            later compare it with these hashes.
         shared: The cells of the stored study that show the trials of an equal cell
             (`StudyRecord.shared`); empty if no study is stored.
         trusts_best_of: Whether workers may import the modules that the study in `study.best_of`
             names, although this user did not run it.
-        sources: Hashes of the user's code in this environment. Processes that import the code later
-            compare it with these hashes.
-        data_hashes: Hashes of the data in this environment; empty if they were not computed.
     """
 
     study: StudyConfig
@@ -92,12 +89,9 @@ class StudySetup:
     shown_steps: int | None = None
     samples: tuple[Mapping[str, Value], ...] = ()
     cost_limit: float = math.inf
-    environment: str | None = None
-    code_key: str | None = None
+    environment: Environment = Environment()
     shared: Mapping[Cell, Cell] = field(default_factory=dict)
     trusts_best_of: bool = False
-    sources: Mapping[str, Any] = field(default_factory=dict)
-    data_hashes: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
         if self.study.whole_curves and self.goal.early_reject:
@@ -227,7 +221,7 @@ class StudySetup:
         minutes = self.study.checkpoint_minutes
         if minutes is None:
             return None
-        environment = {SOURCES: dict(self.sources), DATA: dict(self.data_hashes)}
+        environment = {SOURCES: self.environment.sources, DATA: self.environment.data}
         folder = self.storage.checkpoints(self.study.name)
         return Checkpoints(folder, self.uid, minutes, environment=environment)
 

@@ -138,7 +138,7 @@ def _open_queue(setup: StudySetup) -> TrialQueue:
         train_past_goal=study.train_past_goal,
         metrics=study.metrics,
         plan=study.repeat_plan,
-        environment=setup.environment,
+        environment=setup.environment.key,
         statistic=study.k_star_statistic,
         cost_limit=setup.cost_limit,
     )
@@ -347,7 +347,7 @@ class _FirstRank:
 
     def __init__(self, setup: StudySetup):
         self.others_train = False
-        self._sources = dict(setup.sources)
+        self._sources = setup.environment.sources
 
     def train(
         self, engine: TrialEngine, next_attempt: NextAttempt, raise_if_stopped: RaiseIfStopped
@@ -436,8 +436,9 @@ def make_stop_check(stop: StopRequest) -> Callable[[], None]:
 
 def _import_sources(setup: StudySetup) -> None:
     """Import the user's code. Raise UserError if it differs from the code of this run."""
-    import_sources(setup.config(), setup.sources)
-    refuse_changed_sources(setup.sources, source_hashes(setup.config()))
+    sources = setup.environment.sources
+    import_sources(setup.config(), sources)
+    refuse_changed_sources(sources, source_hashes(setup.config()))
 
 
 def _refuse_other_sources(setup: StudySetup, sources: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from lit_dps.core.config import StorageConfig
+from lit_dps.core.environment import Environment
 from lit_dps.core.errors import UserError
 from lit_dps.parallel import fork_server as processes
 from lit_dps.parallel.process import StopRequest
@@ -108,7 +109,9 @@ def test_a_worker_that_imports_other_code_ends_the_study(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "METHOD", "fork")  # starts in no time
     given = with_module("Net")
     sources = {"tests/unit/advice/test_step_probe.py": ["a hash", "of other code"]}
-    setup = dataclasses.replace(given, storage=StorageConfig(str(tmp_path)), sources=sources)
+    environment = Environment({"sources": sources})
+    storage = StorageConfig(str(tmp_path))
+    setup = dataclasses.replace(given, storage=storage, environment=environment)
     with refuses(None, ["tests/unit/advice/test_step_probe.py"], error=UserError):
         next(work_in_processes(setup, 1, StopRequest()))
 

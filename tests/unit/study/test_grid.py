@@ -10,6 +10,7 @@ import pytest
 
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.config import StorageConfig, StudyConfig
+from lit_dps.core.environment import Environment
 from lit_dps.core.errors import ConfigError, UserError
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Series, Trial
@@ -210,7 +211,8 @@ def test_the_original_start_is_that_of_studies_without_the_key():
 
 def test_checkpoints_have_the_code_and_the_data_of_their_run():
     sources = {"mine.py": ["bytes", "tree"]}
-    ran = dataclasses.replace(setup({}), sources=sources, data_hashes={"": ["data"]})
+    environment = Environment({"sources": sources, "data": {"": ["data"]}})
+    ran = dataclasses.replace(setup({}), environment=environment)
     assert ran.checkpoints().environment == {"sources": sources, "data": {"": ["data"]}}
 
 

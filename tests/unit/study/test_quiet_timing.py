@@ -12,7 +12,7 @@ import torch
 
 from lit_dps.analysis.step_seconds import QUIET, step_seconds
 from lit_dps.core.attempt import Attempt, Validation
-from lit_dps.core.environment import DATA, SOURCES, key_of_code, with_key
+from lit_dps.core.environment import DATA, SOURCES, Environment, with_key
 from lit_dps.core.errors import StorageError
 from lit_dps.core.goal import Goal
 from lit_dps.core.record import StudyRecord
@@ -66,7 +66,10 @@ def study(tmp_path):
     write_study(url, cells, "quiet", goal=GOAL, space=SPACE)
     given = SimpleNamespace(threads=1, name="quiet", seed=0)
     storage = SimpleNamespace(optuna_url=url)
-    made = SimpleNamespace(study=given, storage=storage, ranks=1, middle=params, code_key="code a")
+    environment = SimpleNamespace(code_key="code a")
+    made = SimpleNamespace(
+        study=given, storage=storage, ranks=1, middle=params, environment=environment
+    )
     made.without_readings = lambda: made
     return made, url
 
@@ -96,7 +99,7 @@ def test_times_are_measured_again_only_where_something_changed(clock, study, mon
     setup.study.threads = 2
     assert update_step_timing(setup, record, StopRequest()).step_timing.threads == 2
     assert len(clock) == 3 * made
-    setup.code_key = "code b"
+    setup.environment.code_key = "code b"
     record = update_step_timing(setup, record, StopRequest())
     assert record.step_timing.environment == "code b" and len(clock) == 4 * made
     monkeypatch.setattr(quiet_timing, "hardware", lambda: "another machine")
@@ -193,7 +196,7 @@ def test_an_interruption_stores_nothing(clock, study):
 def test_an_interruption_keeps_only_times_of_the_same_code(clock, study, code, remains):
     setup, url = study
     record = update_step_timing(setup, read_study(url, "quiet"), StopRequest())
-    setup.code_key = code
+    setup.environment.code_key = code
     with pytest.raises(Interrupted):
         update_step_timing(setup, record, StopRequest(lambda: True), asked=True)
     stored = read_study(url, "quiet").step_timing
@@ -203,7 +206,7 @@ def test_an_interruption_keeps_only_times_of_the_same_code(clock, study, code, r
 def test_times_of_other_code_do_not_remain_if_the_measurement_fails(clock, study, monkeypatch):
     setup, url = study
     record = update_step_timing(setup, read_study(url, "quiet"), StopRequest())
-    setup.code_key = "code b"
+    setup.environment.code_key = "code b"
 
     def fails(*args):
         raise RuntimeError("out of memory")
@@ -217,13 +220,13 @@ def test_the_key_of_times_does_not_depend_on_whether_the_data_were_hashed():
     code = {SOURCES: {"mine.py": ["bytes", "tree"]}, "python": "3.12"}
     trained = with_key({**code, DATA: {"": ["hash"]}}, "2026-11-29 14:05")
     finished = with_key(code, "2026-11-30 09:00")
-    assert key_of_code(trained) == key_of_code(finished)
+    assert Environment(trained).code_key == Environment(finished).code_key
     commented = {**code, SOURCES: {"mine.py": ["other bytes", "tree"]}}
-    assert key_of_code(commented) == key_of_code(code)
+    assert Environment(commented).code_key == Environment(code).code_key
     edited = {**code, SOURCES: {"mine.py": ["other bytes", "other tree"]}}
-    assert key_of_code(edited) != key_of_code(code)
+    assert Environment(edited).code_key != Environment(code).code_key
     other = with_key({**code, "python": "3.13"}, "2026-11-30 09:00")
-    assert key_of_code(other) != key_of_code(finished)
+    assert Environment(other).code_key != Environment(finished).code_key
 
 
 @pytest.mark.parametrize(("threads", "remains"), [(1, True), (7, False)])

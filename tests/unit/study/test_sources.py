@@ -11,9 +11,9 @@ import pytest
 from lit_dps.core.environment import (
     SOURCES,
     UNKNOWN,
+    Environment,
     changed_parts,
     is_same_source,
-    key_of_code,
 )
 from lit_dps.core.errors import UserError
 from lit_dps.core.user_code import _installed_with_target, is_installed, is_user_file
@@ -186,7 +186,7 @@ def test_hashes_of_earlier_versions_of_a_class_are_accepted(monkeypatch, tmp_pat
     assert not is_same_source(["1", "2", "3"], ["4", "5", "3"])
     assert is_same_source(["1", "2", "3"], ["1", "5", "6"])
     one, other = ({SOURCES: {"__main__.Net": ["1", tree, former]}} for tree in "23")
-    assert key_of_code(one) != key_of_code(other)
+    assert Environment(one).code_key != Environment(other).code_key
 
 
 SCRIPT = """
