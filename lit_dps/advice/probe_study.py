@@ -25,11 +25,11 @@ from lit_dps.core.trial import Status, TrialResult, Value
 from lit_dps.parallel.process import Interrupted, StopRequest
 from lit_dps.storage.ownership import remember
 from lit_dps.storage.read import read_study
+from lit_dps.study.declare import declare_study, mlflow_of, open_run
 from lit_dps.study.failures import AllFail, Failures
-from lit_dps.study.run_cells import begin_run, declare_study, mlflow_of, run_cells
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.time_left import ProgressEvent
-from lit_dps.study.workers import Results, WorkerDied
+from lit_dps.study.workers import Results, WorkerDied, train_remaining
 from lit_dps.training.workload import Workload
 
 
@@ -118,7 +118,7 @@ class Probes:
         if not remaining:
             return True
         workers = min(setup.workers, remaining)
-        setup = begin_run(setup, record, workers, self.mlflow)
+        setup = open_run(setup, record, workers, self.mlflow)
 
         def has_ended() -> bool:
             clock.tick()
@@ -128,7 +128,7 @@ class Probes:
         seconds = end - time.monotonic()
         line = StageLine(f"  B = {batch_size}", seconds if seconds < math.inf else None)
         show = partial(_show, line, setup.goal_of_trials.metric)
-        results = run_cells(setup, workers, StopRequest(has_ended), show)
+        results = train_remaining(setup, workers, StopRequest(has_ended), show)
         earlier = chain.from_iterable(record.results.values())
         failures = Failures(setup.storage.failures(self.name), earlier)
         try:

@@ -6,10 +6,10 @@ The course of `lit-dps study`, with the file of each step:
    decides results; a stored study with another identity is refused.
 2. `run_study` (`run`) checks the study before anything is created: `preflight.check.check_study`
    checks its keys and its storage, trains short trials, and resumes one of them.
-3. `declare_study` (`run_cells`) creates the study in the storage, or extends the stored one. Trials
+3. `declare_study` (`declare`) creates the study in the storage, or extends the stored one. Trials
    without a final result remain: new, failed, paused or interrupted ones. The same command
    therefore resumes a study.
-4. `run_cells` trains them in this process or in several ones (`workers`). A worker claims an
+4. `train_remaining` trains them in this process or in several ones (`workers`). A worker claims an
    `Attempt` from the `TrialQueue` of `lit_dps.storage`. The rules of the race, which stops or
    pauses attempts that cannot improve K*, are in `lit_dps.core.racing`. An engine of
    `lit_dps.engines` trains it; the worker stores its result. After a signal, workers stop at the

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Sequence
 from contextlib import closing
 from itertools import chain
 
@@ -22,6 +23,8 @@ from lit_dps.core.errors import StorageError, Unguarded
 from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.text import counted, for_terminal, terminal_width
+from lit_dps.core.trial import LIGHTNING, SINGLE, STACKED
+from lit_dps.engines.trial_engine import LoopChoice
 from lit_dps.parallel import ranks
 from lit_dps.parallel.fork_server import unguarded
 from lit_dps.parallel.gpus import gpus_of_workers
@@ -39,6 +42,7 @@ from lit_dps.storage.run_records import (
 )
 from lit_dps.storage.take_over import ReportDeferred, claim_report, results_reported, take_over
 from lit_dps.storage.urls import ui_hint, without_password
+from lit_dps.study.declare import declare_study, mlflow_of, open_run
 from lit_dps.study.display import LEAVING, Display, at_terminal, print_line, print_line_at_terminal
 from lit_dps.study.environment import environment_of
 from lit_dps.study.failures import AllFail, Failures
@@ -53,20 +57,18 @@ from lit_dps.study.progress import (
 )
 from lit_dps.study.quiet_timing import update_step_timing
 from lit_dps.study.retrain_hint import retrain_hint
-from lit_dps.study.run_cells import (
-    begin_run,
-    declare_study,
-    describe_loops,
-    loop_choices,
-    mlflow_of,
-    run_cells,
-    trials_at_a_time,
-)
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.sources import refuse_changed_sources, source_hashes
-from lit_dps.study.workers import all_ranks, follow_torchrun
+from lit_dps.study.workers import all_ranks, follow_torchrun, train_remaining
 from lit_dps.tracking.pages import CELLS, CURVES, page_address, view_key
 from lit_dps.training.checkpoint_files import clear_checkpoints
+
+# The loops that train trials, in words.
+LOOPS = {
+    SINGLE: "the loop of lit_dps, one network at a time",
+    STACKED: "the loop of lit_dps, several networks at once",
+    LIGHTNING: "Lightning's loop, slower with equal results",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,7 +239,7 @@ class _StudyRun:
         """Train the remaining trials and repeats in workers."""
         self.reported_before = results_reported(self.url, self.name)
         workers = min(self.setup.workers, remaining)
-        self.setup = begin_run(self.setup, record, workers, self.mlflow)
+        self.setup = open_run(self.setup, record, workers, self.mlflow)
         self.stop.raise_if_requested()
         self._measure_noise_scale(record)
         self._train(record, workers, failures)
@@ -257,8 +259,8 @@ class _StudyRun:
     def _train(self, record: StudyRecord, workers: int, failures: Failures) -> None:
         """Run workers, and pass each result to the progress display, MLflow and the failures."""
         setup = self.setup
-        choices = loop_choices(setup)
-        at_a_time = trials_at_a_time(setup, choices, workers, record)
+        choices = setup.loop_choices()
+        at_a_time = setup.trials_at_a_time(choices, workers, record)
         plan = RunPlan(
             setup.cells,
             setup.study.trials,
@@ -282,7 +284,7 @@ class _StudyRun:
             trials += f" on {gpus} GPUs"
         print_line(setup, f"{trials} at a time; results go to {without_password(self.url)}")
         display.show()
-        results = run_cells(setup, workers, self.stop, display.on_event)
+        results = train_remaining(setup, workers, self.stop, display.on_event)
         try:
             with closing(results):
                 for result in results:
@@ -400,3 +402,26 @@ def _mlflow_lines(
             address = page_address(storage.mlflow_uri, experiment_id, view=view_key(study, view))
             lines.append(f"MLflow, {name}: {address}\n")
     return "".join(lines)
+
+
+def describe_loops(choices: Sequence[LoopChoice]) -> str:
+    """Return which loop trains the trials, with the number of cells if loops differ.
+
+    Args:
+        choices: The loop of each cell. Results store the loop of each trial.
+    """
+    counts = Counter(choices)
+    if len(counts) == 1:
+        return f"training with {_describe_loop(choices[0])}"
+    parts = []
+    for choice, cells in counts.most_common():
+        parts.append(f"{cells} cells with {_describe_loop(choice)}")
+    return f"training {'; '.join(parts)}"
+
+
+def _describe_loop(choice: LoopChoice) -> str:
+    """Return the name and the description of a loop, and why it is not a faster one."""
+    text = f"engine {choice.engine} ({LOOPS[choice.engine]})"
+    if choice.reason:
+        text += f", because {choice.reason}"
+    return text

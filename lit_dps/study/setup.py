@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -17,7 +18,7 @@ from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.record import StudyRecord, shared_cells
 from lit_dps.core.repeats import missing_repeats
 from lit_dps.core.search_space import ExpandedSpace, Space
-from lit_dps.core.trial import STACKED, Cell, Status, TrialResult, Value
+from lit_dps.core.trial import STACKED, Cell, Status, Trial, TrialResult, Value
 from lit_dps.core.trial_config import (
     TRIAL_SECTIONS,
     BatchConfig,
@@ -27,7 +28,7 @@ from lit_dps.core.trial_config import (
     SmoothnessConfig,
     plain,
 )
-from lit_dps.engines.trial_engine import TrialEngine
+from lit_dps.engines.trial_engine import LoopChoice, TrialEngine
 from lit_dps.engines.trial_settings import TrialSettings
 from lit_dps.parallel import ddp
 from lit_dps.parallel.ranks import started_by_torchrun
@@ -280,6 +281,43 @@ class StudySetup:
         share = math.ceil(self.study.trials * cells / self.workers)
         limit = GPU_STACK_SIZE if self.on_gpu else CPU_STACK_SIZE
         return self.study.slots or min(limit, share)
+
+    def loop_choices(self) -> list[LoopChoice]:
+        """Return the loop of each cell.
+
+        A trial in the middle of the search space decides for the cells that differ in their batch
+        size or their pruning alone.
+        """
+        engine = self.engine()
+        by_axes: dict[tuple, LoopChoice] = {}
+        choices = []
+        for cell in self.cells:
+            axes = cell.stack_axes
+            if axes not in by_axes:
+                by_axes[axes] = engine.choose(Trial(cell, 0, self.middle, self.study.seed))
+            choices.append(by_axes[axes])
+        return choices
+
+    def trials_at_a_time(
+        self, choices: Sequence[LoopChoice], workers: int, record: StudyRecord
+    ) -> int:
+        """Return how many trials train at the same time, at most.
+
+        Args:
+            choices: The loop of each cell.
+            workers: The number of processes.
+            record: The stored study.
+        """
+        points = self.remaining_points(record.results)
+        stackable: Counter[tuple] = Counter()  # the remaining trials that one stack may train
+        for cell, choice in zip(self.cells, choices, strict=True):
+            if choice.engine == STACKED:
+                stackable[cell.batch_size, cell.stack_axes] += len(points[cell])
+        most = max(stackable.values(), default=0)
+        if stackable:
+            # Repeats of all cells follow the search. Those of one batch size are not counted here.
+            most = most or self.remaining_repeats(record)
+        return max(workers, min(most, workers * self.stack_size))
 
     def config(self) -> dict[str, Any]:
         """The configuration as plain JSON."""

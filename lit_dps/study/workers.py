@@ -78,6 +78,25 @@ class WorkerDied(UserError):
         self.exit_code = exit_code
 
 
+def train_remaining(
+    setup: StudySetup, workers: int, stop: StopRequest, on_event: EventListener | None = None
+) -> Results:
+    """Train the remaining trials of a study, and yield each result once it is stored.
+
+    Args:
+        setup: The study, as `declare.open_run` returns it.
+        workers: The number of processes; 1 trains in this process.
+        stop: A request to stop. It may depend on the time.
+        on_event: Called with the progress of the running trials.
+
+    Raises:
+        Interrupted, UserError, WorkerDied, WorkerError: see `work` and `work_in_processes`.
+    """
+    if workers == 1:
+        return work(setup, stop, on_event)
+    return work_in_processes(setup, workers, stop, on_event)
+
+
 def work(setup: StudySetup, stop: StopRequest, on_event: EventListener | None = None) -> Results:
     """Train trials of the study in this process until none remains, and yield their results.
 

@@ -131,7 +131,7 @@ def test_a_failure_of_the_users_code_ends_the_probe_with_its_cause(tmp_path, nam
 
 def test_a_probe_whose_only_trials_in_time_failed_ends_too(tmp_path, monkeypatch):
     work = probes(tmp_path, "Wrong")
-    real = probes_module.run_cells
+    real = probes_module.train_remaining
 
     def ends_after_one(setup, workers, until, on_event):
         results = real(setup, workers, until)
@@ -139,7 +139,7 @@ def test_a_probe_whose_only_trials_in_time_failed_ends_too(tmp_path, monkeypatch
         results.close()
         raise Interrupted("the budget")
 
-    monkeypatch.setattr(probes_module, "run_cells", ends_after_one)
+    monkeypatch.setattr(probes_module, "train_remaining", ends_after_one)
     assert not run(work, 4), "the time is over, and a trial ended well"
     with refuses(None, "ValueError: shapes differ", error=AllFail):
         run(work, 8)
@@ -154,7 +154,7 @@ def test_a_trial_that_fails_beside_others_ends_nothing(tmp_path):
 def ended_by(tmp_path, monkeypatch, error: Exception, ranks: int = 1) -> Probes:
     """Return a probe whose workers end with an error."""
 
-    def run_cells(setup, workers, until, on_event):
+    def train_remaining(setup, workers, until, on_event):
         raise error
         yield
 
@@ -164,7 +164,7 @@ def ended_by(tmp_path, monkeypatch, error: Exception, ranks: int = 1) -> Probes:
         found.setup = dataclasses.replace(
             found.setup, workload=dataclasses.replace(found.setup.workload, trainer=trainer)
         )
-    monkeypatch.setattr(probes_module, "run_cells", run_cells)
+    monkeypatch.setattr(probes_module, "train_remaining", train_remaining)
     return found
 
 

@@ -164,7 +164,7 @@ def test_a_second_signal_while_the_first_is_counted_is_one_line(tmp_path, monkey
     line is printed."""
     read_study = run.read_study
 
-    def run_cells(setup, workers, stop, on_event):
+    def train_remaining(setup, workers, stop, on_event):
         send(signal.SIGINT)
         if when == "counting":
             monkeypatch.setattr(run, "read_study", read_while_signalled)
@@ -179,7 +179,7 @@ def test_a_second_signal_while_the_first_is_counted_is_one_line(tmp_path, monkey
         send(signal.SIGINT)
         raise AssertionError("the signal was lost")
 
-    monkeypatch.setattr(run, "run_cells", run_cells)
+    monkeypatch.setattr(run, "train_remaining", train_remaining)
     if when == "reporting":
         monkeypatch.setattr(run, "publish", publish)
     done = run_here(tmp_path, "study", "--config", FAST, "--study.workers", 1)

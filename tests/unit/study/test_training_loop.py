@@ -11,7 +11,7 @@ import pytest
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Status, Trial, TrialResult
-from lit_dps.study.run_cells import describe_loops, loop_choices, trials_at_a_time
+from lit_dps.study.run import describe_loops
 from lit_dps.study.setup import StudySetup
 from tests.support.setups import setup_of
 from tests.unit.engines.test_module_hooks import HERE
@@ -27,7 +27,7 @@ def engine_counts(line: str) -> list[str]:
 
 
 def described(model: str | None = None, trainer: dict | None = None, **study) -> str:
-    return describe_loops(loop_choices(setup(model, trainer, **study)))
+    return describe_loops(setup(model, trainer, **study).loop_choices())
 
 
 def setup(model: str | None = None, trainer: dict | None = None, **study) -> StudySetup:
@@ -81,4 +81,4 @@ def test_trials_at_a_time_count_the_networks_of_stacks(at_a_time, finished, stud
             trials = [Trial(cell, point) for point in range(finished)]
             results[cell] = [TrialResult(trial, Status.INCOMPLETE, None) for trial in trials]
     record = SimpleNamespace(results=results, repeats={})
-    assert trials_at_a_time(of, loop_choices(of), of.workers, record) == at_a_time
+    assert of.trials_at_a_time(of.loop_choices(), of.workers, record) == at_a_time
