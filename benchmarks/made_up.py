@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import optuna
 
+from lit_dps.core.attempt import AttemptRules
 from lit_dps.core.goal import Goal
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
@@ -66,7 +67,7 @@ def store(folder: str, points: int, cells: Sequence[Cell]) -> TrialQueue:
         points,
         SobolSampler(SPACE, 0),
         0,
-        Goal(0.02),
+        AttemptRules(Goal(0.02)),
         race_factor=1.0,
     )
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from benchmarks.options import Options
 from benchmarks.text import table
-from lit_dps.core.racing import CellCoverage, covered_up_to, default_rungs, next_rung
+from lit_dps.core.racing import CellCoverage, default_rungs, next_rung, reruns_above
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.statistic import MINIMUM
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
@@ -177,14 +177,14 @@ class Queue:
                 nearest = self._costs_of_nearest(cell)
                 point = min(points, key=lambda point: (nearest.get(point, math.inf), point))
                 coverage.taken.add(point)
-                rung = next_rung(coverage.covered_steps.get(point, -math.inf), self.rungs)
+                rung = next_rung(coverage.reruns_above_step.get(point, -math.inf), self.rungs)
                 return Running(Trial(cell, point), rung)
         return None
 
     def end(self, result: TrialResult) -> None:
         """Store a result."""
         cell, point = result.trial.cell, result.trial.point
-        covered = covered_up_to(result.status, result.steps_run)
+        covered = reruns_above(result.status, result.steps_run)
         self.coverage[cell].taken.discard(point)
         self.coverage[cell].add(point, covered, covered)
         if result.steps is not None:

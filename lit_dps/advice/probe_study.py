@@ -50,7 +50,7 @@ class ChosenPoints:
 
     def of(self, setup: StudySetup) -> StudySetup:
         """Return the study that trains these trials."""
-        setup = dataclasses.replace(setup, samples=self.points, cost_limit=self.cost_limit)
+        setup = dataclasses.replace(setup, given_points=self.points, cost_limit=self.cost_limit)
         if self.change is not None:
             setup = self.change(setup)
         return setup

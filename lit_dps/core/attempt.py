@@ -36,6 +36,40 @@ class Validation:
     spent: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class AttemptRules:
+    """The rules that all attempts of a study share.
+
+    Attributes:
+        goal: The goal, its check interval and its step budget.
+        other_goals: Easier values of the goal's metric. Validations must be exact for them too.
+        train_past_goal: Whether attempts continue to `max_steps` after the goal. Repeats do not.
+        metrics: Further validation metrics that the curves keep.
+    """
+
+    goal: Goal
+    other_goals: Sequence[float] = ()
+    train_past_goal: bool = False
+    metrics: Sequence[str] = ()
+
+    def attempt(
+        self,
+        trial: Trial,
+        read_race_limit: Callable[[], float] = lambda: math.inf,
+        pause_at: float = math.inf,
+    ) -> Attempt:
+        """Return an attempt at a trial. Arguments as in `Attempt`."""
+        return Attempt(
+            trial,
+            self.goal,
+            self.other_goals,
+            read_race_limit,
+            pause_at,
+            self.train_past_goal and not trial.repeat,
+            self.metrics,
+        )
+
+
 @dataclass(eq=False)
 class Attempt:
     """One network on the way to its goal. Every engine reports each validation to it, by `record`.

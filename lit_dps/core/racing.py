@@ -16,13 +16,15 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lit_dps.core.statistic import Statistic
-from lit_dps.core.trial import SHORT_STEPS, UNCOUNTED_STEPS, Status, TrialResult
+from lit_dps.core.trial import SHORT_STEPS, UNCOUNTED_STEPS, RepeatId, Status, TrialResult
 from lit_dps.core.unit import Cost
 
 # Checks before the first rung: fewer do not show how a trial trains.
 MIN_RUNG_CHECKS = 8
 # Ratio of neighbouring rungs, as usual for successive halving.
 RUNG_GROWTH = 4
+# How the race ends attempts. They run again if a later limit exceeds what they spent.
+STOPPED_BY_RACE = (Status.OUTRACED, Status.PAUSED)
 
 
 def best_trial(results: Iterable[TrialResult], statistic: Statistic) -> TrialResult | None:
@@ -79,8 +81,8 @@ def default_rungs(check_interval: int, max_steps: int) -> list[float]:
     return steps
 
 
-def covered_up_to(status: Status, spent: float) -> float:
-    """Return the limit up to which an attempt need not run again; infinity if it never runs again.
+def reruns_above(status: Status, spent: float) -> float:
+    """Return the limit above which an attempt runs again; infinity if it never does.
 
     An outraced or paused attempt runs again if the race limit exceeds what it spent: the user has
     raised the race_factor, or the best trial was not yet known. A failed attempt runs again only
@@ -90,9 +92,14 @@ def covered_up_to(status: Status, spent: float) -> float:
         status: How the attempt ended.
         spent: Its cost until its last check, for a race limit; or its steps, for a rung.
     """
-    if status in (Status.OUTRACED, Status.PAUSED):
+    if status in STOPPED_BY_RACE:
         return spent
     return math.inf
+
+
+def is_final(result: TrialResult, limit: float) -> bool:
+    """Return True if a trial with this result need not run again for a race limit."""
+    return reruns_above(result.status, result.cost_run) >= limit
 
 
 class RungPoints(NamedTuple):
@@ -113,22 +120,22 @@ class CellCoverage:
 
     Attributes:
         taken: Points that wait, or that live processes run.
-        covered_costs: Point -> race limit up to which it need not run again (`covered_up_to`).
-        covered_steps: Point -> rung up to which it need not run again.
+        reruns_above_cost: Point -> race limit above which it runs again (`reruns_above`).
+        reruns_above_step: Point -> rung above which it runs again.
     """
 
     taken: set[int] = field(default_factory=set)
-    covered_costs: dict[int, float] = field(default_factory=dict)
-    covered_steps: dict[int, float] = field(default_factory=dict)
+    reruns_above_cost: dict[int, float] = field(default_factory=dict)
+    reruns_above_step: dict[int, float] = field(default_factory=dict)
 
     def add(self, point: int, cost: float, step: float) -> None:
         """Add a finished attempt at a point. Of several, the longest one counts."""
-        self.covered_costs[point] = max(self.covered_costs.get(point, -math.inf), cost)
-        self.covered_steps[point] = max(self.covered_steps.get(point, -math.inf), step)
+        self.reruns_above_cost[point] = max(self.reruns_above_cost.get(point, -math.inf), cost)
+        self.reruns_above_step[point] = max(self.reruns_above_step.get(point, -math.inf), step)
 
     def points_short_of_limit(self, points: int, limit: float) -> list[int]:
         """Return those of the first `points` points that must run to a race limit."""
-        return self._short_of(points, self.covered_costs, limit)
+        return self._short_of(points, self.reruns_above_cost, limit)
 
     def points_short_of_rung(self, points: int, rungs: Iterable[float]) -> RungPoints:
         """Return those of the first `points` points that must run to the lowest open rung.
@@ -137,15 +144,15 @@ class CellCoverage:
         process trains counts as reached.
         """
         for rung in rungs:
-            missing = self._short_of(points, self.covered_steps, rung)
+            missing = self._short_of(points, self.reruns_above_step, rung)
             if missing:
                 return RungPoints(missing, rung == math.inf)
         return RungPoints([], True)
 
-    def _short_of(self, points: int, covered: Mapping[int, float], limit: float) -> list[int]:
+    def _short_of(self, points: int, reruns_above: Mapping[int, float], limit: float) -> list[int]:
         missing = []
         for point in range(points):
-            if point not in self.taken and covered.get(point, -math.inf) < limit:
+            if point not in self.taken and reruns_above.get(point, -math.inf) < limit:
                 missing.append(point)
         return missing
 
@@ -156,37 +163,61 @@ def next_rung(step: float, rungs: Iterable[float]) -> float:
 
 
 def truncate_at_race_limit(
-    results: Sequence[TrialResult],
-    race_factor: float | None,
-    statistic: Statistic,
-    earlier: Mapping[int, TrialResult] = {},
+    attempts: Sequence[TrialResult], race_factor: float | None, statistic: Statistic
 ) -> list[TrialResult]:
     """Return the results of a cell truncated at its race limit, whichever worker finished first.
 
     Trials that ended later become outraced, and their curves end there. The list has no trials that
-    must run again (`covered_up_to`).
+    must run again (`is_final`).
 
     Args:
-        results: The results of the cell.
+        attempts: The attempts of the cell that ended, of each point in their order.
         race_factor: As in `race_limit`.
         statistic: What K* is.
-        earlier: Of each point whose last attempt failed, the longest attempt that did not fail. It
-            replaces the failed one if it covers the limit.
     """
-    limit = race_limit((result.cost for result in results), race_factor, statistic)
+    costs = [result.cost for result in results_at_limit(attempts, math.inf)]
+    limit = race_limit(costs, race_factor, statistic)
     truncated = []
-    for result in results:
-        covering = covering_attempt(result, earlier.get(result.trial.point), limit)
-        if covered_up_to(covering.status, covering.cost_run) >= limit:
-            truncated.append(truncate_at(covering, limit))
+    for result in results_at_limit(attempts, limit):
+        if is_final(result, limit):
+            truncated.append(truncate_at(result, limit))
     return truncated
 
 
-def covering_attempt(result: TrialResult, earlier: TrialResult | None, limit: float) -> TrialResult:
-    """Return the earlier attempt if its course is known up to a cost; else the result."""
-    if earlier is not None and covered_up_to(earlier.status, earlier.cost_run) >= limit:
-        return earlier
-    return result
+def results_at_limit(attempts: Iterable[TrialResult], limit: float) -> list[TrialResult]:
+    """Return the attempt of each trial that counts for a limit (`attempt_at_limit`).
+
+    Args:
+        attempts: The attempts that ended, of each trial in their order.
+        limit: As in `attempt_at_limit`.
+    """
+    by_trial: dict[RepeatId, list[TrialResult]] = {}
+    for attempt in attempts:
+        by_trial.setdefault(attempt.trial.repeat_id, []).append(attempt)
+    return [attempt_at_limit(each, limit) for each in by_trial.values()]
+
+
+def attempt_at_limit(attempts: Iterable[TrialResult], limit: float) -> TrialResult:
+    """Return the attempt at a trial that counts for a limit.
+
+    The longest attempt that did not fail counts, unless a later one failed on the way to the limit.
+
+    Args:
+        attempts: The attempts that ended, in their order, at least one.
+        limit: The cost that the trial must reach; infinity for its goal or its budget.
+    """
+    longest = None
+    failed = None
+    for attempt in attempts:
+        if attempt.status is Status.FAILED:
+            failed = attempt
+        else:
+            longest = longest_attempt(longest, attempt)
+            failed = None
+    if longest is not None and (failed is None or is_final(longest, limit)):
+        return longest
+    assert failed is not None, "a trial without attempts has no result"
+    return failed
 
 
 def truncate_at(result: TrialResult, limit: float) -> TrialResult:
@@ -242,7 +273,7 @@ def longest_attempt(first: TrialResult | None, second: TrialResult) -> TrialResu
     """
     if first is None or first.status is Status.FAILED:
         return second
-    if first.status not in (Status.OUTRACED, Status.PAUSED):
+    if first.status not in STOPPED_BY_RACE:
         return first
-    spent = covered_up_to(second.status, second.cost_run)
+    spent = reruns_above(second.status, second.cost_run)
     return second if spent > first.cost_run else first

@@ -14,13 +14,14 @@ from lit_dps.core.batch_schedule import BatchSchedule
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import Goal
 from lit_dps.core.noise_scale import NoiseScale
-from lit_dps.core.racing import best_trial, covered_up_to, race_limit
-from lit_dps.core.repeats import RepeatId, RepeatPlan, missing_repeats
+from lit_dps.core.racing import best_trial, is_final, race_limit
+from lit_dps.core.repeats import RepeatPlan, missing_repeats
 from lit_dps.core.search_space import Box, ExpandedSpace, short_names
 from lit_dps.core.statistic import MINIMUM, Statistic, statistic_named
 from lit_dps.core.step_timing import StepTiming
 from lit_dps.core.trial import (
     Cell,
+    RepeatId,
     Series,
     Status,
     TrialResult,
@@ -221,7 +222,7 @@ class StudyRecord:
         """Return True if no trial that was stopped early can change a statistic of a cell."""
         results = self.results[cell]
         limit = race_limit((result.cost for result in results), 1.0, statistic)
-        return all(covered_up_to(result.status, result.cost_run) >= limit for result in results)
+        return all(is_final(result, limit) for result in results)
 
     def missing_repeats(self, cell: Cell) -> list[RepeatId]:
         """Return the repeats of a cell that must still run, as (point, number)."""

@@ -47,6 +47,7 @@ class Status(StrEnum):
 
 
 Value = int | float | str | bool  # of an axis of the grid
+RepeatId = tuple[int, int]  # a point and the number of its repeat; 0 in the search
 FINAL_STATUSES = tuple(status for status in Status if status is not Status.PAUSED)
 
 
@@ -193,6 +194,11 @@ class Trial:
     params: Mapping[str, Value] = field(default_factory=dict)
     seed: int = 0
     repeat: int = 0
+
+    @property
+    def repeat_id(self) -> RepeatId:
+        """The point and the number of the repeat: what identifies a trial within its cell."""
+        return self.point, self.repeat
 
     def seed_for(self, purpose: str) -> int:
         """Return the seed of this trial for a purpose, from `derive_seed`.

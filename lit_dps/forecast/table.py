@@ -313,10 +313,10 @@ def _explain_repeats(remaining: Remaining) -> list[str]:
     """Return what the columns of times assume about repeats; nothing without repeats."""
     if not remaining.repeats.trials:
         return []
-    race_factor = remaining.setup.study.repeat_plan.race_factor
+    slack = remaining.setup.study.repeat_plan.slack
     text = "repeats, at most: every repeat runs to max_steps"
-    if race_factor is not None:
-        text += f", or to {race_factor:g} x K* if its cell has one"
+    if slack is not None:
+        text += f", or to {slack:g} x K* if its cell has one"
     lines = [text]
     if remaining.expected is not None:
         work = total_work(remaining.expected.repeats.values())

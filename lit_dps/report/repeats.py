@@ -57,8 +57,8 @@ def _repeats_text(study: Analysis, width: int | None) -> str:
     if plan.points > 1:
         which = f"the {plan.points} best samples"
     until = "max_steps"
-    if plan.race_factor is not None:
-        until = f"{plan.race_factor:g} x K*"
+    if plan.slack is not None:
+        until = f"{plan.slack:g} x K*"
     seeds = counted(plan.count, "fresh seed")
     lines = [
         f"repeats: {which} on {seeds} (initial weights, mask and order of examples), up to {until}"

@@ -26,7 +26,7 @@ from sqlalchemy.orm import Session, aliased
 
 from lit_dps.core.errors import StorageError
 from lit_dps.core.goal import RESERVED_NAMES
-from lit_dps.core.racing import covered_up_to
+from lit_dps.core.racing import reruns_above
 from lit_dps.core.trial import Cell, Status, TrialResult
 from lit_dps.core.unit import STEPS, Cost, Unit
 from lit_dps.storage import columns, schema
@@ -168,10 +168,10 @@ def stored_costs_by_point(storage: RDBStorage, name: str, cell: Cell) -> dict[in
     return costs_by_point(storage, study)
 
 
-def covered_cost(
+def stored_reruns_above(
     user_attrs: Mapping[str, Any], run_number: int = 0, unit: Unit | None = None
 ) -> float:
-    """Return the race limit up to which a stored attempt need not run again.
+    """Return the race limit above which a stored attempt runs again.
 
     An interrupted attempt has no result: minus infinity. A failed attempt is retried by the runs of
     the study that began after it failed.
@@ -190,7 +190,7 @@ def covered_cost(
     has_failed = result["status"] == Status.FAILED
     if has_failed and result[schema.FAILED_IN] < run_number:
         return last_check
-    return covered_up_to(Status(result["status"]), last_check)
+    return reruns_above(Status(result["status"]), last_check)
 
 
 def has_waiting(storage: RDBStorage, study: int, points: int) -> bool:

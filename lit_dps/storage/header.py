@@ -231,7 +231,7 @@ def _extended(before: Mapping[str, Any], attrs: Mapping[str, Any]) -> dict[str, 
 
 def encode_plan(plan: RepeatPlan) -> dict[str, Any]:
     """Return a plan of repeats as plain JSON with the keys of `schema.REPEAT_KEYS`."""
-    return {"count": plan.count, "points": plan.points, schema.RACE_FACTOR: plan.race_factor}
+    return {"count": plan.count, "points": plan.points, schema.RACE_FACTOR: plan.slack}
 
 
 def decode_plan(stored: Mapping[str, Any]) -> RepeatPlan:
@@ -451,5 +451,5 @@ def _larger_plan(plan: RepeatPlan, other: RepeatPlan) -> RepeatPlan:
     return RepeatPlan(
         count=max(plan.count, other.count),
         points=max(plan.points, other.points),
-        race_factor=larger_factor(plan.race_factor, other.race_factor),
+        slack=larger_factor(plan.slack, other.slack),
     )

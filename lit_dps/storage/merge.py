@@ -16,17 +16,16 @@ from lit_dps.core.config import check_name
 from lit_dps.core.errors import StorageError
 from lit_dps.core.goal import Goal
 from lit_dps.core.noise_scale import reading_batch_size
-from lit_dps.core.racing import covered_up_to, longest_attempt, race_limit
-from lit_dps.core.repeats import RepeatId
-from lit_dps.core.trial import Cell, Status, Trial, TrialResult, Value
+from lit_dps.core.racing import STOPPED_BY_RACE, longest_attempt, race_limit
+from lit_dps.core.trial import Cell, RepeatId, Status, Trial, TrialResult, Value
 from lit_dps.storage import schema
 from lit_dps.storage.bulk import add_trials
 from lit_dps.storage.cells import (
     check_cell,
     costs_by_point,
-    covered_cost,
     intermediate_values,
     open_cell,
+    stored_reruns_above,
 )
 from lit_dps.storage.database import storage_errors, temporary_storage
 from lit_dps.storage.header import (
@@ -365,8 +364,8 @@ def _contradict(first: TrialResult, second: TrialResult) -> bool:
     for stopped, ended in ((first, second), (second, first)):
         if ended.status is Status.FAILED:
             continue
-        was_stopped = covered_up_to(stopped.status, 0.0) == 0.0
-        has_ended = covered_up_to(ended.status, 0.0) == math.inf
+        was_stopped = stopped.status in STOPPED_BY_RACE
+        has_ended = ended.status not in STOPPED_BY_RACE
         # In steps, because the seconds up to a step differ between machines.
         if was_stopped and has_ended and ended.steps_run <= stopped.steps_run:
             return True
@@ -415,15 +414,15 @@ def _end_unneeded_waiting(
     trials = study.get_trials(deepcopy=False)
     costs = costs_by_point(storage, study._study_id).values()
     limit = race_limit(costs, header[schema.RACE_FACTOR], schema.statistic_of(header))
-    covered: dict[int, float] = {}
+    reruns_above: dict[int, float] = {}
     for trial in trials:
         result = trial.user_attrs.get(schema.RESULT_ATTR)
         if trial.state.is_finished() and result is not None and result["status"] != Status.FAILED:
             point = trial.user_attrs[schema.POINT_ATTR]
-            cost = covered_cost(trial.user_attrs)
-            covered[point] = max(covered.get(point, -math.inf), cost)
+            limit_of_attempt = stored_reruns_above(trial.user_attrs)
+            reruns_above[point] = max(reruns_above.get(point, -math.inf), limit_of_attempt)
     for trial in trials:
         if trial.state is TrialState.WAITING:
             point = trial.user_attrs[schema.POINT_ATTR]
-            if covered.get(point, -math.inf) >= limit:
+            if reruns_above.get(point, -math.inf) >= limit:
                 storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import lzma
+import math
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,13 +19,13 @@ from lit_dps.core.errors import ConfigError, StorageError
 from lit_dps.core.goal import Goal
 from lit_dps.core.noise_scale import NoiseScale
 from lit_dps.core.progress_line import with_progress
-from lit_dps.core.racing import larger_factor, longest_attempt, truncate_at_race_limit
+from lit_dps.core.racing import larger_factor, results_at_limit, truncate_at_race_limit
 from lit_dps.core.record import StudyRecord, shared_cells
-from lit_dps.core.repeats import RepeatId, truncate_repeats
+from lit_dps.core.repeats import truncate_repeats
 from lit_dps.core.search_space import ExpandedSpace, space_from_dict
 from lit_dps.core.step_timing import StepTiming
 from lit_dps.core.text import escape_json
-from lit_dps.core.trial import Cell, Status, Trial, TrialResult
+from lit_dps.core.trial import Cell, RepeatId, Status, Trial, TrialResult
 from lit_dps.storage import schema
 from lit_dps.storage.bulk import StoredTrial, read_trials
 from lit_dps.storage.database import (
@@ -69,7 +70,7 @@ def read_study(
     trust: bool = False,
     truncates: bool = True,
     min_race_factor: float | None = 0.0,
-    min_repeat_factor: float | None = 0.0,
+    min_repeat_slack: float | None = 0.0,
 ) -> StudyRecord:
     """Read a study, finished or not; change nothing in the storage.
 
@@ -82,7 +83,7 @@ def read_study(
             and trials that must run again are in the record too.
         min_race_factor: A race factor that replaces the stored one if it is larger; None is the
             largest.
-        min_repeat_factor: The same for the factor at which repeats stop (`RepeatPlan`).
+        min_repeat_slack: The same for the slack of repeats (`RepeatPlan`).
 
     Raises:
         UntrustedCode: if they may not, and there are any that are not imported yet.
@@ -108,8 +109,8 @@ def read_study(
             refuse_foreign_code(name, header, trust)
             header[schema.RACE_FACTOR] = larger_factor(header[schema.RACE_FACTOR], min_race_factor)
             plan = decode_plan(header[schema.REPEATS])
-            factor = larger_factor(plan.race_factor, min_repeat_factor)
-            header[schema.REPEATS] = encode_plan(dataclasses.replace(plan, race_factor=factor))
+            slack = larger_factor(plan.slack, min_repeat_slack)
+            header[schema.REPEATS] = encode_plan(dataclasses.replace(plan, slack=slack))
             return _record(name, header, _read_cells(opened, name, header, study_ids, truncates))
         except DAMAGE as error:
             if isinstance(error, ConfigError) and error.key in CLASS_KEYS:
@@ -153,17 +154,19 @@ def _read_cells(
     for cell in with_progress("cells read", cells):
         search = _decode_trials(next(search_trials), cell, seed, truncates)
         repeated = _decode_trials(next(repeat_trials), cell, seed, truncates)
-        results = search.results
-        repeats = repeated.results
         if truncates:
-            earlier = {point: attempt for (point, _), attempt in search.earlier.items()}
-            results = truncate_at_race_limit(results, race_factor, statistic, earlier)
-            repeats = truncate_repeats(plan, results, repeats, statistic, repeated.earlier)
+            results = truncate_at_race_limit(search.attempts, race_factor, statistic)
+            repeats = truncate_repeats(plan, results, repeated.attempts, statistic)
+        else:
+            results = results_at_limit(search.attempts, math.inf)
+            repeats = results_at_limit(repeated.attempts, math.inf)
         read.results[cell] = results
         read.repeats[cell] = repeats
         # A paused trial that runs again has a result, but is not finished.
-        read.running[cell] = len(search.started - _repeat_ids(results))
-        read.running_repeats[cell] = len(repeated.started - _repeat_ids(repeats))
+        read.running[cell] = len(search.started - {result.trial.repeat_id for result in results})
+        read.running_repeats[cell] = len(
+            repeated.started - {result.trial.repeat_id for result in repeats}
+        )
     for cell, trained in shared_cells(cells, read.results).items():
         # A study of an earlier version has trained both cells.
         if not read.results[cell]:
@@ -179,10 +182,10 @@ def _with_shared(
     ours: Sequence[TrialResult], theirs: Iterable[TrialResult], cell: Cell
 ) -> list[TrialResult]:
     """Return the results of a cell, and for the points that it lacks those of an equal cell."""
-    results = {(result.trial.point, result.trial.repeat): result for result in ours}
+    results = {result.trial.repeat_id: result for result in ours}
     for result in theirs:
         trial = dataclasses.replace(result.trial, cell=cell)
-        results.setdefault((trial.point, trial.repeat), dataclasses.replace(result, trial=trial))
+        results.setdefault(trial.repeat_id, dataclasses.replace(result, trial=trial))
     return [results[key] for key in sorted(results)]
 
 
@@ -270,26 +273,22 @@ class _DecodedTrials(NamedTuple):
     """The trials of a cell, or its repeats.
 
     Attributes:
-        results: One result of each point and repeat, in order.
-        earlier: For each result of status failed, the longest attempt that did not fail, if any.
+        attempts: The attempts that ended, by point and repeat, and then in their order.
         started: The trials that are started or queued.
     """
 
-    results: list[TrialResult]
-    earlier: dict[RepeatId, TrialResult]
+    attempts: list[TrialResult]
     started: set[RepeatId]
 
 
 def _decode_trials(
     trials: Sequence[FrozenTrial | StoredTrial], cell: Cell, seed: int, truncates: bool
 ) -> _DecodedTrials:
-    """Return the results of a cell by point and repeat, and the trials that are started or queued.
+    """Return the attempts of a cell, and the trials that are started or queued.
 
-    Of several attempts at a point, the longest one counts. A later failure replaces an attempt that
-    the race stopped. A failed trial that runs again has no result, unless `truncates` is False.
+    A failed attempt is omitted while its trial runs again, unless `truncates` is False.
     """
-    longest: dict[RepeatId, TrialResult] = {}  # of the attempts that did not fail
-    failed: dict[RepeatId, TrialResult] = {}
+    attempts = []
     started = set()
     running = set()
     for trial in sorted(trials, key=lambda trial: trial.number):
@@ -300,29 +299,15 @@ def _decode_trials(
             if trial.state is TrialState.RUNNING:
                 running.add(key)
         elif schema.RESULT_ATTR in attrs:
-            result = _decode_trial(trial, Trial(cell, key[0], trial.params, seed, key[1]))
-            if result.status is Status.FAILED:
-                failed[key] = result
-            else:
-                longest[key] = longest_attempt(longest.get(key), result)
-                failed.pop(key, None)
-    results = dict(longest)
-    earlier = {}
-    for key, result in failed.items():
-        attempt = longest.get(key)
-        if truncates and key in running:
-            # A failed trial that runs again is not finished. A waiting one keeps its reason.
-            continue
-        if longest_attempt(attempt, result) is attempt:
-            continue
-        results[key] = result
-        if attempt is not None:
-            earlier[key] = attempt
-    return _DecodedTrials([results[key] for key in sorted(results)], earlier, started)
-
-
-def _repeat_ids(results: Sequence[TrialResult]) -> set[RepeatId]:
-    return {(result.trial.point, result.trial.repeat) for result in results}
+            attempts.append(_decode_trial(trial, Trial(cell, key[0], trial.params, seed, key[1])))
+    if truncates:
+        # A failed trial that runs again is not finished. A waiting one keeps its reason.
+        attempts = [
+            attempt
+            for attempt in attempts
+            if attempt.status is not Status.FAILED or attempt.trial.repeat_id not in running
+        ]
+    return _DecodedTrials(sorted(attempts, key=lambda attempt: attempt.trial.repeat_id), started)
 
 
 def _decode_trial(stored: FrozenTrial | StoredTrial, trial: Trial) -> TrialResult:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import optuna
-from optuna.distributions import BaseDistribution
-from optuna.storages import RDBStorage
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
-from lit_dps.core.goal import Goal
-from lit_dps.core.repeats import RepeatId, RepeatPlan
-from lit_dps.core.statistic import Statistic
-from lit_dps.core.trial import Cell
-from lit_dps.storage.cells import costs_by_point, covered_cost, open_cell
+from lit_dps.core.trial import Cell, RepeatId
+from lit_dps.storage.cells import costs_by_point, open_cell, stored_reruns_above
 from lit_dps.storage.schema import OWNER, POINT_ATTR, REPEAT_ATTR
+
+if TYPE_CHECKING:  # which imports this module
+    from lit_dps.storage.trial_queue import TrialQueue
 
 
 class ClaimedRepeat(NamedTuple):
@@ -26,23 +23,7 @@ class ClaimedRepeat(NamedTuple):
     limit: float
 
 
-class Queue(Protocol):
-    """What repeats need of a `TrialQueue`, whose attributes have these names."""
-
-    name: str
-    uid: str | None
-    storage: RDBStorage
-    peers: Any
-    goal: Goal
-    statistic: Statistic
-    plan: RepeatPlan
-    distributions: dict[str, BaseDistribution]
-    run_number: int
-
-    def end_dead_trials(self, study: optuna.Study) -> Sequence[FrozenTrial]: ...
-
-
-def claim_repeat(queue: Queue, cell: Cell, search: optuna.Study) -> ClaimedRepeat | None:
+def claim_repeat(queue: TrialQueue, cell: Cell, search: optuna.Study) -> ClaimedRepeat | None:
     """Claim a repeat that no process has run or is running; None if there is none.
 
     The repeats of a cell are trials of a separate Optuna study, so that readers of K* do not see
@@ -62,9 +43,10 @@ def claim_repeat(queue: Queue, cell: Cell, search: optuna.Study) -> ClaimedRepea
     k_star = queue.statistic.k_star(costs.values())
     if k_star is None or _is_running(queue, search):
         return None
-    unit = queue.goal.cost_unit
+    unit = queue.rules.goal.cost_unit
     study = open_cell(queue.storage, queue.name, cell, queue.uid, repeats=True, unit=unit)
-    remaining = queue.plan.missing(complete, _read_covered(queue, study), queue.statistic)
+    reruns_above = _repeats_rerun_above(queue, study)
+    remaining = queue.repeat_plan.missing(complete, reruns_above, queue.statistic)
     if not remaining:
         return None
     point, number = remaining[0]
@@ -72,33 +54,33 @@ def claim_repeat(queue: Queue, cell: Cell, search: optuna.Study) -> ClaimedRepea
     study.enqueue_trial(params, user_attrs={POINT_ATTR: point, REPEAT_ATTR: number})
     claimed = study.ask(fixed_distributions=dict(queue.distributions))
     claimed.set_user_attr(OWNER, queue.peers.owner)
-    return ClaimedRepeat(claimed, queue.plan.limit(k_star))
+    return ClaimedRepeat(claimed, queue.repeat_plan.limit(k_star))
 
 
-def _is_running(queue: Queue, search: optuna.Study) -> bool:
+def _is_running(queue: TrialQueue, search: optuna.Study) -> bool:
     for trial in search.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         if queue.peers.alive(trial.user_attrs.get(OWNER)):
             return True
     return False
 
 
-def _read_covered(queue: Queue, study: optuna.Study) -> dict[RepeatId, float]:
-    """Return the limit to which each repeat is covered; end the repeats of dead processes.
+def _repeats_rerun_above(queue: TrialQueue, study: optuna.Study) -> dict[RepeatId, float]:
+    """Return the limit above which each repeat runs again; end the repeats of dead processes.
 
     The limit is infinite for repeats that are final or run.
     """
-    covered: dict[RepeatId, float] = {}
+    limits: dict[RepeatId, float] = {}
     for trial in queue.end_dead_trials(study):
         if trial.state is TrialState.WAITING:
             # A process was killed within `claim_repeat`, after it had enqueued the repeat.
             queue.storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
             continue
-        cost = math.inf
+        limit = math.inf
         if trial.state is not TrialState.RUNNING:
-            cost = covered_cost(trial.user_attrs, queue.run_number)
+            limit = stored_reruns_above(trial.user_attrs, queue.run_number)
         repeat = trial.user_attrs[POINT_ATTR], trial.user_attrs[REPEAT_ATTR]
-        covered[repeat] = max(covered.get(repeat, -math.inf), cost)
-    return covered
+        limits[repeat] = max(limits.get(repeat, -math.inf), limit)
+    return limits
 
 
 def _params_of_point(search: optuna.Study, point: int) -> dict[str, Any]:

@@ -30,9 +30,8 @@ from typing import NamedTuple
 import optuna
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from lit_dps.core.attempt import Attempt
+from lit_dps.core.attempt import Attempt, AttemptRules
 from lit_dps.core.errors import StorageError
-from lit_dps.core.goal import Goal
 from lit_dps.core.racing import CellCoverage, default_rungs, next_rung, race_limit
 from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.statistic import MINIMUM, Statistic
@@ -44,13 +43,13 @@ from lit_dps.storage.cells import (
     cell_distance,
     claim_waiting,
     costs_by_point,
-    covered_cost,
     end_interrupted,
     end_trial,
     has_waiting,
     open_cell,
     pruned_results,
     stored_costs_by_point,
+    stored_reruns_above,
 )
 from lit_dps.storage.database import open_storage, storage_errors
 from lit_dps.storage.locks import ServerPeers, peers
@@ -82,11 +81,10 @@ class TrialQueue:
         url: Optuna storage URL.
         name: The study's name; its header must exist.
         cells: Cells to run, in this order.
-        points: The number of trials of each cell (`study.trials`): points 0 to points - 1.
+        trials_per_cell: The number of trials of each cell (`study.trials`), at points from 0.
         sampler: Draws the metaparameters of the points.
         trial_seed: Seed from which the seeds of the trials are derived (`Trial.seed`).
-        goal: When trials stop.
-        other_goals: Further values of the goal's metric, whose validations must be exact too.
+        rules: The goal of the trials, and what their curves keep.
         race_factor: A trial must run to this multiple of K* (`lit_dps.core.racing`); None to
             max_steps.
         rungs: Steps at which the trials of a cell without a complete trial pause, then infinity;
@@ -95,9 +93,7 @@ class TrialQueue:
         uid: The study's id (`lit_dps.storage.header.declare`); None skips the check of it.
         run_number: The number of this run of the study (`begin_run`). Trials that failed in earlier
             runs are retried.
-        train_past_goal: Whether trials run to max_steps after their goal.
-        metrics: Further metrics that the curves keep.
-        plan: What is repeated on fresh seeds after the search.
+        repeat_plan: What is repeated on fresh seeds after the search.
         environment: Key of the environment in which this process runs trials; None if it is not
             recorded.
         statistic: What K* is.
@@ -107,18 +103,15 @@ class TrialQueue:
     url: str
     name: str
     cells: Sequence[Cell]
-    points: int
+    trials_per_cell: int
     sampler: PointSampler
     trial_seed: int
-    goal: Goal
-    other_goals: Sequence[float] = ()
+    rules: AttemptRules
     race_factor: float | None = None
     rungs: Sequence[float] = ()
     uid: str | None = None
     run_number: int = 0
-    train_past_goal: bool = False
-    metrics: Sequence[str] = ()
-    plan: RepeatPlan = RepeatPlan()
+    repeat_plan: RepeatPlan = RepeatPlan()
     environment: str | None = None
     statistic: Statistic = MINIMUM
     cost_limit: float = math.inf
@@ -131,7 +124,7 @@ class TrialQueue:
         if self.race_factor is None or self.cost_limit < math.inf:
             self.rungs = (math.inf,)
         elif not self.rungs:
-            self.rungs = default_rungs(self.goal.check_interval, self.goal.max_steps)
+            self.rungs = default_rungs(self.rules.goal.check_interval, self.rules.goal.max_steps)
         self._locks_rows = isinstance(self.peers, ServerPeers)
         self._is_search = isinstance(self.sampler, SearchSampler)
         self._claims: dict[tuple[Cell, int, int], optuna.Trial] = {}  # by cell, point and repeat
@@ -156,13 +149,12 @@ class TrialQueue:
                 return attempt
         attempt = self._enqueue_and_claim(self.cells[self._position])
         for _ in self.cells:
-            if attempt is not None:
-                return attempt
-            attempt = self._enqueue_and_claim(self._next_cell())
-        if attempt is not None:
-            return attempt
-        self._is_search_over = True
-        return self._claim_repeat()
+            if attempt is None:
+                attempt = self._enqueue_and_claim(self._next_cell())
+        if attempt is None:
+            self._is_search_over = True
+            attempt = self._claim_repeat()
+        return attempt
 
     def store_result(self, result: TrialResult) -> TrialResult:
         """Store a result, and return it with the number of its attempt.
@@ -280,7 +272,9 @@ class TrialQueue:
         while attempt is None and self._has_more_points:
             with self._locked():
                 # Another process may have enqueued points while this process waited for the lock.
-                if not has_waiting(self.storage, self._optuna_study(cell)._study_id, self.points):
+                if not has_waiting(
+                    self.storage, self._optuna_study(cell)._study_id, self.trials_per_cell
+                ):
                     self._has_more_points = self._enqueue_points(cell)
             attempt = self._claim(cell)
         return attempt
@@ -294,11 +288,11 @@ class TrialQueue:
         limit = race_limit(costs_here.values(), self.race_factor, self.statistic)
         limit = min(limit, self.cost_limit)
         if limit < math.inf:
-            missing = coverage.points_short_of_limit(self.points, limit)
+            missing = coverage.points_short_of_limit(self.trials_per_cell, limit)
             is_last = True
         else:
             # Too few trials of the cell are complete for a limit, or the study does not race.
-            missing, is_last = coverage.points_short_of_rung(self.points, self.rungs)
+            missing, is_last = coverage.points_short_of_rung(self.trials_per_cell, self.rungs)
         # Good points of a similar cell are probably good here. A good first result ends the others
         # early.
         costs = self._costs_in_nearest_cell(cell)
@@ -336,8 +330,8 @@ class TrialQueue:
         for trial in trials:
             point = trial.user_attrs[POINT_ATTR]
             if trial.state.is_finished():
-                cost = covered_cost(trial.user_attrs, self.run_number)
-                step = covered_cost(trial.user_attrs, self.run_number, STEPS)
+                cost = stored_reruns_above(trial.user_attrs, self.run_number)
+                step = stored_reruns_above(trial.user_attrs, self.run_number, STEPS)
                 coverage.add(point, cost, step)
             else:
                 coverage.taken.add(point)
@@ -346,7 +340,7 @@ class TrialQueue:
     def _count_waiting(self, trials: Iterable[FrozenTrial]) -> int:
         """Return how many of a cell's trials wait, among the points of this queue."""
         waiting = [trial for trial in trials if trial.state is TrialState.WAITING]
-        return sum(trial.user_attrs[POINT_ATTR] < self.points for trial in waiting)
+        return sum(trial.user_attrs[POINT_ATTR] < self.trials_per_cell for trial in waiting)
 
     def _optuna_study(self, cell: Cell) -> optuna.Study:
         """Return the Optuna study of a cell.
@@ -354,7 +348,7 @@ class TrialQueue:
         It is the same object as long as the cell is run, because a new one reads all trials again.
         """
         if cell not in self._optuna_studies:
-            unit = self.goal.cost_unit
+            unit = self.rules.goal.cost_unit
             study = open_cell(self.storage, self.name, cell, self.uid, self.sampler, unit=unit)
             self._optuna_studies[cell] = study
         return self._optuna_studies[cell]
@@ -398,19 +392,17 @@ class TrialQueue:
             if claimed is None:
                 return None
             rung = self._next_rung(study, claimed.user_attrs[POINT_ATTR])
-        return self._attempt(
-            cell, claimed, partial(self.cell_race_limit, cell), rung, self.train_past_goal
-        )
+        return self._attempt(cell, claimed, partial(self.cell_race_limit, cell), rung)
 
     def _claim_trial(self, study: optuna.Study) -> optuna.Trial | None:
-        if not has_waiting(self.storage, study._study_id, self.points):
+        if not has_waiting(self.storage, study._study_id, self.trials_per_cell):
             return None
         if self._is_search:
             claimed = study.ask(fixed_distributions=self.distributions)
             claimed.set_user_attr(OWNER, self.peers.owner)
             return claimed
         attributes = {OWNER: self.peers.owner, ENVIRONMENT: self.environment}
-        trial_id = claim_waiting(self.storage, study._study_id, self.points, attributes)
+        trial_id = claim_waiting(self.storage, study._study_id, self.trials_per_cell, attributes)
         if trial_id is None:
             return None
         # Without Optuna's cache, which would read all trials to find this one.
@@ -426,12 +418,12 @@ class TrialQueue:
         reached = -math.inf
         if len(self.rungs) > 1:
             for result in pruned_results(self.storage, study._study_id, point):
-                reached = max(reached, covered_cost({RESULT_ATTR: result}, unit=STEPS))
+                reached = max(reached, stored_reruns_above({RESULT_ATTR: result}, unit=STEPS))
         return next_rung(reached, self.rungs)
 
     def _claim_repeat(self) -> Attempt | None:
         """Claim a repeat of any cell, beginning with the cell of the last one."""
-        if not self.plan.count:
+        if not self.repeat_plan.count:
             return None
         start = self._repeat_position
         for i in range(len(self.cells)):
@@ -452,7 +444,6 @@ class TrialQueue:
         claimed: optuna.Trial,
         get_limit: Callable[[], float],
         rung: float = math.inf,
-        train_past_goal: bool = False,
     ) -> Attempt:
         """Return the attempt at a claimed trial."""
         if ENVIRONMENT not in claimed.user_attrs:
@@ -461,12 +452,4 @@ class TrialQueue:
         repeat = attrs[REPEAT_ATTR]
         trial = Trial(cell, attrs[POINT_ATTR], dict(claimed.params), self.trial_seed, repeat)
         self._claims[cell, trial.point, repeat] = claimed
-        return Attempt(
-            trial,
-            self.goal,
-            self.other_goals,
-            read_race_limit=get_limit,
-            pause_at=rung,
-            train_past_goal=train_past_goal,
-            metrics=self.metrics,
-        )
+        return self.rules.attempt(trial, get_limit, rung)

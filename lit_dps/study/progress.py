@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TextIO
 
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.goal import Goal
-from lit_dps.core.racing import covered_up_to, longest_attempt, race_limit
+from lit_dps.core.racing import is_final, longest_attempt, race_limit
 from lit_dps.core.repeats import RepeatPlan, missing_repeats
 from lit_dps.core.statistic import MINIMUM, Statistic
 from lit_dps.core.trial import Cell, Status, TrialResult
@@ -172,7 +172,7 @@ class Progress:
         results = self.results[cell].values()
         costs = [result.cost for result in results]
         limit = race_limit(costs, self.plan.race_factor, self.plan.statistic)
-        return [r for r in results if covered_up_to(r.status, r.cost_run) >= limit]
+        return [result for result in results if is_final(result, limit)]
 
     def _repeat_counts_of(self, cell: Cell) -> RepeatCounts:
         """Return the number of repeats of a cell. A cell without a K* is assumed to get one."""

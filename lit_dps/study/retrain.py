@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 
-from lit_dps.core.attempt import Attempt
+from lit_dps.core.attempt import Attempt, AttemptRules
 from lit_dps.core.environment import KEY, changes_since
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.progress_line import replace_line
@@ -110,13 +110,8 @@ def retrain(
     if note:
         print(f"note: {note}", file=sys.stderr, flush=True)
     torch.set_num_threads(setup.study.threads)
-    attempt = Attempt(
-        stored.trial,
-        record.goal,
-        record.goals,
-        train_past_goal=record.train_past_goal and not stored.trial.repeat,
-        metrics=setup.study.metrics,
-    )
+    rules = AttemptRules(record.goal, record.goals, record.train_past_goal, setup.study.metrics)
+    attempt = rules.attempt(stored.trial)
     callbacks: list[Callback] = []
     if keep is not None:
         model = setup.workload.specs(stored.trial)["model"]

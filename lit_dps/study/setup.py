@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from lightning.pytorch import LightningDataModule
 
+from lit_dps.core.attempt import AttemptRules
 from lit_dps.core.config import StorageConfig, StudyConfig, cores
 from lit_dps.core.environment import DATA, SOURCES, Environment
 from lit_dps.core.goal import Goal
@@ -64,8 +65,7 @@ class StudySetup:
         run_number: The number of this run; see `lit_dps.storage.run_records.begin_run`.
         shown_steps: The trainer's steps that module and schedules see, if trials end earlier; None
             for the goal's.
-        samples: The metaparameters of each trial of a cell; empty lets the study's sampler draw
-            them.
+        given_points: The metaparameters of each trial of a cell; empty for the sampler's points.
         cost_limit: The cost after which each trial stops, beside the race, in the unit of K*.
         environment: Code, data, versions and machine of this run. Processes that import the code
             later compare it with these hashes.
@@ -88,7 +88,7 @@ class StudySetup:
     run_number: int = 0
     spaces: tuple[ExpandedSpace, ...] = ()
     shown_steps: int | None = None
-    samples: tuple[Mapping[str, Value], ...] = ()
+    given_points: tuple[Mapping[str, Value], ...] = ()
     cost_limit: float = math.inf
     environment: Environment = Environment()
     shared: Mapping[Cell, Cell] = field(default_factory=dict)
@@ -177,6 +177,12 @@ class StudySetup:
     @property
     def goal_of_trials(self) -> Goal:
         return self.goal.build()
+
+    @property
+    def attempt_rules(self) -> AttemptRules:
+        """The rules that the attempts at all trials share."""
+        study = self.study
+        return AttemptRules(self.goal_of_trials, study.goals, study.train_past_goal, study.metrics)
 
     @property
     def middle(self) -> dict[str, Any]:

@@ -146,17 +146,14 @@ def _open_queue(setup: StudySetup) -> TrialQueue:
         setup.cells,
         study.trials,
         make_sampler(
-            study, setup.goal_of_trials, setup.spaces, setup.samples, setup.trusts_best_of
+            study, setup.goal_of_trials, setup.spaces, setup.given_points, setup.trusts_best_of
         ),
         seed_of_trials(url, study),
-        setup.goal_of_trials,
-        study.goals,
+        setup.attempt_rules,
         study.race_factor,
         uid=setup.uid,
         run_number=setup.run_number,
-        train_past_goal=study.train_past_goal,
-        metrics=study.metrics,
-        plan=study.repeat_plan,
+        repeat_plan=study.repeat_plan,
         environment=setup.environment.key,
         statistic=study.k_star_statistic,
         cost_limit=setup.cost_limit,
@@ -431,13 +428,7 @@ def _broadcast_attempts(setup: StudySetup) -> Iterator[Attempt]:
         if is_first_trial and ranks.started_by_torchrun():
             _refuse_other_sources(setup, sources)
         is_first_trial = False
-        yield Attempt(
-            trial,
-            setup.goal_of_trials,
-            setup.study.goals,
-            train_past_goal=setup.study.train_past_goal and not trial.repeat,
-            metrics=setup.study.metrics,
-        )
+        yield setup.attempt_rules.attempt(trial)
 
 
 def make_stop_check(stop: StopRequest) -> Callable[[], None]:

@@ -26,7 +26,7 @@ import torch
 
 from lit_dps.core.environment import changes_since
 from lit_dps.core.errors import first_line
-from lit_dps.core.racing import covered_up_to
+from lit_dps.core.racing import is_final
 from lit_dps.core.trial import Trial, TrialResult
 from lit_dps.parallel import ranks
 
@@ -105,7 +105,7 @@ class Checkpoints:
             limit: The cost that trials of its cell have to reach. A trial that paused earlier keeps
                 its file.
         """
-        if covered_up_to(result.status, result.cost_run) >= limit:
+        if is_final(result, limit):
             self.remove(result.trial)
         # Repeats do not race, so they keep no trial from running.
         if not result.steps or not result.cost or result.trial.repeat:

@@ -132,7 +132,7 @@ def _stored_record(setup: StudySetup) -> StudyRecord | None:
             setup.storage.optuna_url,
             study.name,
             min_race_factor=study.race_factor,
-            min_repeat_factor=study.repeat_slack,
+            min_repeat_slack=study.repeat_slack,
         )
     except StorageError:
         return None

@@ -156,7 +156,7 @@ def repeated(run_on: bool = False):
 
 def test_a_repeat_beyond_the_limit_at_an_easier_goal_missed_it():
     study = repeated()
-    record = dataclasses.replace(study.record, plan=RepeatPlan(2, race_factor=2.0))
+    record = dataclasses.replace(study.record, plan=RepeatPlan(2, slack=2.0))
     for value in (0.1, 0.2, 0.3):
         at = Analysis(record).at_goal(value)
         (k_star,) = [cell.k_star for cell in at.cells]

@@ -10,6 +10,7 @@ import optuna
 import pytest
 
 from lit_dps.analysis.analysis import Analysis
+from lit_dps.core.attempt import AttemptRules
 from lit_dps.core.config import StudyConfig
 from lit_dps.core.search_space import Choices, Range, extreme_points, space_from_dict, space_to_dict
 from lit_dps.core.trial import Cell, Trial
@@ -131,7 +132,9 @@ def test_optuna_holds_the_choices_themselves(tmp_path):
     assert distributions(SPACE)["model.momentum"] == optuna.distributions.CategoricalDistribution(
         [0.0, 0.01, 0.1]
     )
-    run = TrialQueue(url, "s", [CELL], 1, SobolSampler(SPACE, 3), 3, GOAL).claim_next()
+    run = TrialQueue(
+        url, "s", [CELL], 1, SobolSampler(SPACE, 3), 3, AttemptRules(GOAL)
+    ).claim_next()
     (kept,) = optuna.load_study(study_name="s | B=16 S=0", storage=open_storage(url)).trials
     assert dict(kept.params) == run.trial.params == sobol_point(SPACE, 3, 0)
 

@@ -8,15 +8,17 @@ import math
 
 import pytest
 
-from lit_dps.core.attempt import Validation
+from lit_dps.core.attempt import AttemptRules, Validation
 from lit_dps.core.goal import Goal
 from lit_dps.core.racing import (
     CellCoverage,
-    covered_up_to,
+    attempt_at_limit,
     default_rungs,
     longest_attempt,
     next_rung,
     race_limit,
+    reruns_above,
+    results_at_limit,
     truncate_at_race_limit,
 )
 from lit_dps.core.search_space import Range
@@ -133,7 +135,10 @@ def run_study(
 ) -> list[tuple[Cell, int, int]]:
     """Runs a study of made-up trials under a slack; (cell, point, last step) of every trial that
     was run."""
-    s, ran = TrialQueue(url, "s", cells, points, SobolSampler(SPACE, 5), 5, GOAL, (), slack), []
+    s, ran = (
+        TrialQueue(url, "s", cells, points, SobolSampler(SPACE, 5), 5, AttemptRules(GOAL), slack),
+        [],
+    )
     for asked in trials_of(s):
         steps, limit = STEPS[asked.point], s.cell_race_limit(asked.cell)
         outraced = steps > limit
@@ -206,11 +211,30 @@ def test_a_failure_does_not_hide_an_attempt_that_covers_the_limit(tmp_path, firs
     (_, covered) = read_study(url, "race").results[CELL]
     assert (covered.status, covered.steps_run) == (Status.OUTRACED, 48)
     queue = TrialQueue(
-        url, "race", [CELL], 2, SobolSampler(SPACE, 5), 5, GOAL, (), 1.0, run_number=1
+        url, "race", [CELL], 2, SobolSampler(SPACE, 5), 5, AttemptRules(GOAL), 1.0, run_number=1
     )
     assert queue.claim_next() is None
     (_, failed) = read_study(url, "no race").results[CELL]
     assert failed.status is Status.FAILED, "without a limit the earlier attempt is too short"
+
+
+STOPPED, FAILED = trial(1, None, "outraced", run=96), trial(1, None, "failed", run=64)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "limit", "expected"),
+    [
+        ([STOPPED, FAILED], 96, STOPPED),
+        ([STOPPED, FAILED], 97, FAILED),
+        ([STOPPED, FAILED], math.inf, FAILED),
+        ([FAILED, STOPPED], 97, STOPPED),
+        ([STOPPED, FAILED, trial(1, None, "outraced", run=48)], 97, STOPPED),
+        ([trial(1, 48), FAILED], math.inf, trial(1, 48)),
+    ],
+)
+def test_the_attempt_that_counts_for_a_limit(attempts, limit, expected):
+    assert attempt_at_limit(attempts, limit) == expected
+    assert results_at_limit([trial(0, 48), *attempts], limit) == [trial(0, 48), expected]
 
 
 @pytest.mark.parametrize("first", ["outraced", "paused"])
@@ -236,7 +260,8 @@ def test_truncated_results_are_known_up_to_the_limit(factor):
 def test_a_worker_knows_its_own_results_at_once_and_those_of_others_soon(url, monkeypatch):
     monkeypatch.setattr(store_module, "POLL_SECONDS", 1e9)
     s, other = (
-        TrialQueue(url, "s", CELLS[:1], 3, SobolSampler(SPACE, 5), 5, GOAL, (), 1) for _ in range(2)
+        TrialQueue(url, "s", CELLS[:1], 3, SobolSampler(SPACE, 5), 5, AttemptRules(GOAL), 1)
+        for _ in range(2)
     )
     mine, theirs = next(asked := trials_of(s)), next(asked_too := trials_of(other))
     assert s.cell_race_limit(CELLS[0]) == other.cell_race_limit(CELLS[0]) == math.inf
@@ -269,7 +294,15 @@ def run_in_heats(
     goal = Goal(0.1, 16, budget)
     s, ran = (
         TrialQueue(
-            url, "s", CELLS[:1], len(ends), SobolSampler(SPACE, 5), 5, goal, (), slack, levels
+            url,
+            "s",
+            CELLS[:1],
+            len(ends),
+            SobolSampler(SPACE, 5),
+            5,
+            AttemptRules(goal),
+            slack,
+            levels,
         ),
         [],
     )
@@ -286,7 +319,7 @@ def run_in_heats(
 def test_nobody_spends_the_budget_before_a_good_trial_begins(url):
     ran = run_in_heats(url, {0: None, 1: None, 2: 96, 3: 80})
     assert ran == [(0, 32), (1, 32), (2, 32), (3, 32), (0, 128), (1, 128), (2, 96), (3, 80)]
-    s = TrialQueue(url, "s", CELLS[:1], 4, SobolSampler(SPACE, 5), 5, GOAL, (), 1)
+    s = TrialQueue(url, "s", CELLS[:1], 4, SobolSampler(SPACE, 5), 5, AttemptRules(GOAL), 1)
     assert next(trials_of(s), None) is None, "all ran at least as long as the best"
 
 
@@ -308,7 +341,15 @@ def test_without_racing_nobody_pauses(url):
 def test_workers_who_come_later_pause_too(url):
     monitor = [
         TrialQueue(
-            url, "s", CELLS[:1], 4, SobolSampler(SPACE, 5), 5, GOAL, (), 1, [32, 128, math.inf]
+            url,
+            "s",
+            CELLS[:1],
+            4,
+            SobolSampler(SPACE, 5),
+            5,
+            AttemptRules(GOAL),
+            1,
+            [32, 128, math.inf],
         )
         for _ in range(2)
     ]
@@ -317,7 +358,15 @@ def test_workers_who_come_later_pause_too(url):
     for s, run in zip(monitor, claims, strict=True):
         s.store_result(TrialResult(run.trial, Status.PAUSED, None, curve(32)))
     again = TrialQueue(
-        url, "s", CELLS[:1], 4, SobolSampler(SPACE, 5), 5, GOAL, (), 1, [32, 128, math.inf]
+        url,
+        "s",
+        CELLS[:1],
+        4,
+        SobolSampler(SPACE, 5),
+        5,
+        AttemptRules(GOAL),
+        1,
+        [32, 128, math.inf],
     )
     points = []
     while (run := again.claim_next()) is not None and len(points) < 5:
@@ -366,7 +415,7 @@ def test_points_short_of_a_limit_by_their_costs():
     assert coverage.points_short_of_limit(6, 641.0) == [0, 1, 4, 5]
     assert coverage.points_short_of_limit(1, 641.0) == [0], "points beyond the first are not asked"
     assert coverage.points_short_of_rung(5, RUNGS) == ([4], False)
-    assert coverage.covered_steps == {0: 32, 1: 500, 2: math.inf, 5: 0}
+    assert coverage.reruns_above_step == {0: 32, 1: 500, 2: math.inf, 5: 0}
 
 
 def test_attempts_that_paused_or_were_outraced_run_again():
@@ -374,7 +423,7 @@ def test_attempts_that_paused_or_were_outraced_run_again():
         expected = math.inf
         if status in (Status.OUTRACED, Status.PAUSED):
             expected = 48
-        assert covered_up_to(status, 48) == expected
+        assert reruns_above(status, 48) == expected
 
 
 def test_next_rung():

@@ -9,6 +9,7 @@ import pytest
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.cli.merge import lines
+from lit_dps.core.attempt import AttemptRules
 from lit_dps.core.goal import Goal
 from lit_dps.core.repeats import RepeatPlan, missing_repeats, truncate_repeats
 from lit_dps.core.statistic import MINIMUM
@@ -45,7 +46,15 @@ def url(tmp_path):
 
 def store(url: str, plan: RepeatPlan = PLAN, points: int = 3, cells=(A, B), **kw) -> TrialQueue:
     return TrialQueue(
-        url, "s", list(cells), points, SobolSampler(SPACE, 5), 5, GOAL, plan=plan, **kw
+        url,
+        "s",
+        list(cells),
+        points,
+        SobolSampler(SPACE, 5),
+        5,
+        AttemptRules(GOAL),
+        repeat_plan=plan,
+        **kw,
     )
 
 
@@ -81,7 +90,7 @@ def which(trials) -> list[tuple]:
 
 
 def test_which_repeats_are_left():
-    plan = RepeatPlan(2, points=2, race_factor=3)
+    plan = RepeatPlan(2, points=2, slack=3)
     complete = [(160, 0), (96, 5), (160, 4)]
     assert plan.best_points(complete, MINIMUM) == [5, 0]
     assert plan.missing(complete, {}, MINIMUM) == [(5, 1), (0, 1), (5, 2), (0, 2)]
@@ -89,13 +98,13 @@ def test_which_repeats_are_left():
         (0, 1),
         (5, 2),
     ]
-    to_budget = dataclasses.replace(plan, race_factor=None)
+    to_budget = dataclasses.replace(plan, slack=None)
     assert to_budget.missing(complete, {(5, 1): math.inf, (0, 1): 900}, MINIMUM)[0] == (0, 1)
     assert plan.missing([], {}, MINIMUM) == [] == RepeatPlan().missing(complete, {}, MINIMUM)
 
 
 def test_a_failed_repeat_is_left_and_one_that_missed_is_not():
-    best, plan = [result(A, 0, 96)], RepeatPlan(1, race_factor=2)
+    best, plan = [result(A, 0, 96)], RepeatPlan(1, slack=2)
     for repeat, left in (
         (ended(Trial(A, 0, repeat=1), None, Status.FAILED), 1),
         (ended(Trial(A, 0, repeat=1), None, Status.OUTRACED, ran=96), 1),
@@ -116,7 +125,7 @@ def repeat_of(number: int, steps: int | None, status=Status.INCOMPLETE, ran: int
 
 def test_repeats_beyond_a_limit_that_fell_count_as_stopped_there():
     """The repeats ran to 3 * 160 steps before a new trial lowered K* to 96."""
-    plan = RepeatPlan(4, race_factor=3)
+    plan = RepeatPlan(4, slack=3)
     results = [result(A, 0, 160), result(A, 1, 96)]
     repeats = [
         repeat_of(1, 288),
@@ -124,21 +133,21 @@ def test_repeats_beyond_a_limit_that_fell_count_as_stopped_there():
         repeat_of(3, None, Status.OUTRACED, 480),
         repeat_of(4, None, Status.FAILED, 160),
     ]
-    earlier = {(0, 4): repeat_of(4, None, Status.OUTRACED, 288)}
-    truncated = truncate_repeats(plan, results, repeats, MINIMUM, earlier)
+    attempts = [*repeats[:3], repeat_of(4, None, Status.OUTRACED, 288), repeats[3]]
+    truncated = truncate_repeats(plan, results, attempts, MINIMUM)
     assert [(r.status, r.steps, r.steps_run) for r in truncated] == [
         (Status.COMPLETE, 288, 288),
         (Status.OUTRACED, None, 288),
         (Status.OUTRACED, None, 288),
         (Status.OUTRACED, None, 288),
     ]
-    assert truncate_repeats(plan, results[:1], repeats, MINIMUM, earlier) == repeats
-    assert truncate_repeats(plan, [], repeats, MINIMUM, earlier) == repeats, "without a K*"
+    assert truncate_repeats(plan, results[:1], attempts, MINIMUM) == repeats
+    assert truncate_repeats(plan, [], attempts, MINIMUM) == repeats, "without a K*"
 
 
 def test_the_repeats_of_a_stored_study_end_at_the_limit_of_the_last_k_star(url):
     declare(url, config(repeats=1, batch_sizes=[4]), "w", GOAL, {}, {})
-    plan = RepeatPlan(1, race_factor=8.0)
+    plan = RepeatPlan(1, slack=8.0)
     first = store(url, plan, points=1, cells=[A])
     for trial in trials_of(first):
         first.store_result(repeat_of(1, 800) if trial.repeat else ended(trial, 160))
@@ -164,7 +173,7 @@ def test_the_best_points_are_repeated_after_the_search(url):
 
 
 def test_a_repeat_runs_to_its_multiple_of_the_best_and_no_race_ends_it(url):
-    s = store(url, RepeatPlan(2, race_factor=3), cells=[A], race_factor=1)
+    s = store(url, RepeatPlan(2, slack=3), cells=[A], race_factor=1)
     for trial in (run.trial for run in iter(s.claim_next, None) if not run.trial.repeat):
         s.store_result(ended(trial, STEPS[A, trial.point], Status.OUTRACED, ran=160))
         if trial.point == 2:
@@ -180,7 +189,7 @@ def test_a_repeat_runs_to_its_multiple_of_the_best_and_no_race_ends_it(url):
     )
     s.store_result(ended(two.trial, None, Status.OUTRACED, ran=288))
     assert s.claim_next() is None
-    later = store(url, RepeatPlan(2, race_factor=4), cells=[A], race_factor=1)
+    later = store(url, RepeatPlan(2, slack=4), cells=[A], race_factor=1)
     assert which([later.claim_next().trial]) == [(A, 1, 2)], "a longer one goes on"
 
 

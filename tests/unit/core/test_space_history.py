@@ -8,6 +8,7 @@ import dataclasses
 import pytest
 
 from lit_dps.analysis.analysis import Analysis
+from lit_dps.core.attempt import AttemptRules
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.errors import UserError
 from lit_dps.core.goal import Goal
@@ -66,7 +67,9 @@ def test_a_worker_leaves_the_points_of_an_expanded_space_to_the_later_run(tmp_pa
     history = [expand_space(SPACE, {RATE: {"high"}}, 4)]
 
     def opened(points: int, spaces=()) -> TrialQueue:
-        return TrialQueue(url, "s", [cell], points, SobolSampler(SPACE, 5, history=spaces), 5, GOAL)
+        return TrialQueue(
+            url, "s", [cell], points, SobolSampler(SPACE, 5, history=spaces), 5, AttemptRules(GOAL)
+        )
 
     former, later = opened(4), opened(history[0].end, history)
     running = [former.claim_next().trial for _ in range(3)]
@@ -122,7 +125,7 @@ def run(url: str, study: StudyConfig, spaces=()) -> list:
     """Runs what is left: the higher the rate, the sooner."""
     declare(url, study, "w", GOAL, {"a": 1}, {}, spaces)
     sampler = SobolSampler(study.space, 3, True, spaces)
-    ran, s = [], TrialQueue(url, "s", study.cells, study.trials, sampler, 3, GOAL)
+    ran, s = [], TrialQueue(url, "s", study.cells, study.trials, sampler, 3, AttemptRules(GOAL))
     for trial in trials_of(s):
         ran.append(trial)
         steps = 16 * max(2, min(60, round(60 / (1 + trial.params[RATE]))))

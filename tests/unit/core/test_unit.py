@@ -64,17 +64,17 @@ def test_the_race_stops_a_trial_that_has_spent_more(unit):
     assert (best.steps, best.cost, best.cost_run) == (16, 120, 120)
     limit = race_limit([best.cost], 1.0, MINIMUM)
     assert limit == 120
-    slow = train(unit, [100] * 4, met_at=2, limit=limit)
+    slow = train(unit, [100] * 4, met_at=2, limit=limit, point=1)
     # At its goal it has spent 200, so it cannot change K*: the goal decides first.
     assert (slow.status, slow.result().cost) == (Status.COMPLETE, 200)
-    missed = train(unit, [70] * 4, limit=limit)
+    missed = train(unit, [70] * 4, limit=limit, point=2)
     assert (missed.status, missed.curve["step"]) == (Status.OUTRACED, [4, 8])
 
     ended = truncate_at_race_limit([best, slow.result(), missed.result()], 1.0, MINIMUM)
     assert [r.status for r in ended] == [Status.COMPLETE, Status.OUTRACED, Status.OUTRACED]
     assert [r.curve[unit] for r in ended] == [[30, 60, 90, 120], [100, 200], [70, 140]]
     assert truncate_at_race_limit(ended, 1.0, MINIMUM) == ended, "cut again, none must run again"
-    paused = replace(train(unit, [70]).result(), status=Status.PAUSED)
+    paused = replace(train(unit, [70], point=1).result(), status=Status.PAUSED)
     assert truncate_at_race_limit([best, paused], 1.0, MINIMUM) == [best], "70 < 120: it runs on"
 
 

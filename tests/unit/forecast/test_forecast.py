@@ -181,7 +181,7 @@ def stored(repeats=()) -> StudyRecord:
 
 
 def test_repeats_go_to_a_multiple_of_k_star_or_to_the_budget_at_most():
-    plan, left = RepeatPlan(count=3, points=2, race_factor=4.0), {A: set(), B: {1, 2}, C: {0, 1, 2}}
+    plan, left = RepeatPlan(count=3, points=2, slack=4.0), {A: set(), B: {1, 2}, C: {0, 1, 2}}
     assert max_repeat_work(plan, left, stored(), dict.fromkeys(left, 160), 16) == {
         A: Work(6, 768, 48),  # 4 x 32 each
         B: Work(6, 960, 60),  # 4 x 48 is more than the budget
@@ -208,7 +208,7 @@ def test_a_cell_whose_trials_are_done_without_a_k_star_has_nothing_to_repeat():
 
 
 def test_repeats_are_expected_to_take_what_finished_ones_took_or_k_star():
-    plan, left = RepeatPlan(count=2, points=1, race_factor=4.0), {A: set(), B: {1, 2}, C: {0, 1, 2}}
+    plan, left = RepeatPlan(count=2, points=1, slack=4.0), {A: set(), B: {1, 2}, C: {0, 1, 2}}
     assert expected_repeat_work(plan, left, stored(), 16) == {
         A: Work(2, 64, 4),
         B: Work(2, 96, 6),

@@ -8,6 +8,7 @@ import dataclasses
 import pytest
 
 from lit_dps.analysis.analysis import Analysis
+from lit_dps.core.attempt import AttemptRules
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.racing import best_trial
 from lit_dps.core.trial import Cell, Status, TrialResult
@@ -74,7 +75,7 @@ def test_the_best_points_are_read_before_the_storage_is_locked(tmp_path, run, mo
     url = run(tmp_path, SEARCH)
     sampler = make_sampler(WINNERS, GOAL)
     declare(url, WINNERS, "w", GOAL, {"a": 1}, {})
-    queue = TrialQueue(url, "w", [CELL], 1, sampler, 0, GOAL)
+    queue = TrialQueue(url, "w", [CELL], 1, sampler, 0, AttemptRules(GOAL))
 
     def refuse(*_):
         raise AssertionError("read under the lock")

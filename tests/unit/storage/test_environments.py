@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from lit_dps.analysis.analysis import Analysis
+from lit_dps.core.attempt import AttemptRules
 from lit_dps.core.config import StudyConfig
 from lit_dps.core.environment import DATA, KEY, SOURCES, THREADS, UNKNOWN, with_key
 from lit_dps.core.goal import Goal
@@ -58,7 +59,15 @@ def study(tmp_path):
             store_environment(name, "s", made_of)
         key = None if made_of is None else made_of[KEY]
         worker = TrialQueue(
-            name, "s", [CELL], points, SobolSampler(SPACE, 0), 0, GOAL, uid=uid, environment=key
+            name,
+            "s",
+            [CELL],
+            points,
+            SobolSampler(SPACE, 0),
+            0,
+            AttemptRules(GOAL),
+            uid=uid,
+            environment=key,
         )
         for trial in trials_of(worker):
             curve = {"step": [16], "val_error": [0.0], "train_loss": [1.0]}

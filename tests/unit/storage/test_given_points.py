@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from lit_dps.core.attempt import AttemptRules
 from lit_dps.core.config import StudyConfig
 from lit_dps.core.goal import Goal
 from lit_dps.core.search_space import Range
@@ -39,7 +40,7 @@ def queue(folder, points: list[float], cost_limit: float = math.inf, race_factor
         len(points),
         sampler,
         0,
-        GOAL,
+        AttemptRules(GOAL),
         uid=uid,
         race_factor=race_factor,
         cost_limit=cost_limit,

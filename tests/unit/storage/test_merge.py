@@ -13,6 +13,7 @@ import pytest
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.cli.merge import lines
+from lit_dps.core.attempt import AttemptRules
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell
 from lit_dps.core.unit import SECONDS
@@ -308,7 +309,9 @@ def test_a_running_study_goes_on_and_reruns_nothing_that_came(here, there, monke
     for url in (here, there):
         written(url, {A: []}, race_factor=2.0, trials=4)
         stores.append(
-            TrialQueue(url, "fake", [A], 4, SobolSampler(SPACE, 0), 0, GOAL, race_factor=2.0)
+            TrialQueue(
+                url, "fake", [A], 4, SobolSampler(SPACE, 0), 0, AttemptRules(GOAL), race_factor=2.0
+            )
         )
     working, elsewhere = stores
     mine = next(asked := trials_of(working))  # the others wait

@@ -14,7 +14,7 @@ import pytest
 
 from lit_dps.api import load
 from lit_dps.cli import main
-from lit_dps.core.attempt import Attempt
+from lit_dps.core.attempt import Attempt, AttemptRules
 from lit_dps.core.config import StudyConfig
 from lit_dps.core.errors import StorageError
 from lit_dps.core.goal import Goal
@@ -99,12 +99,11 @@ def make_study(url: str, name: str = "s", claims: int = 0) -> TrialQueue:
         study.trials,
         SobolSampler(SPACE, 3),
         3,
-        GOAL,
-        study.goals,
+        AttemptRules(GOAL, study.goals),
         study.race_factor,
         uid=declared.uid,
         run_number=run,
-        plan=study.repeat_plan,
+        repeat_plan=study.repeat_plan,
         environment="abc",
     )
     finished = 0

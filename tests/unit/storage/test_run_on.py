@@ -12,7 +12,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.other_goals import at_goal
 from lit_dps.analysis.theory import terms_of
 from lit_dps.cli.study import read_setup
-from lit_dps.core.attempt import Attempt, Validation
+from lit_dps.core.attempt import Attempt, AttemptRules, Validation
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.goal import Goal
 from lit_dps.core.search_space import Range
@@ -274,7 +274,13 @@ def test_it_is_part_of_the_identity_where_it_is_on(tmp_path):
 def test_a_store_hands_out_runs_that_go_on(tmp_path):
     url = f"sqlite:///{tmp_path}/study.db"
     store = TrialQueue(
-        url, "s", [CELL], 1, SobolSampler(SPACE, 0), 0, Goal(0.1, 4, 16), train_past_goal=True
+        url,
+        "s",
+        [CELL],
+        1,
+        SobolSampler(SPACE, 0),
+        0,
+        AttemptRules(Goal(0.1, 4, 16), train_past_goal=True),
     )
     run = store.claim_next()
     assert run.train_past_goal and run.pause_at == math.inf

@@ -10,6 +10,7 @@ from pathlib import Path
 import optuna
 import pytest
 
+from lit_dps.core.attempt import AttemptRules
 from lit_dps.core.config import StudyConfig
 from lit_dps.core.goal import Goal
 from lit_dps.core.search_space import Range
@@ -61,7 +62,9 @@ def test_the_page_names_all_that_a_study_stores(tmp_path):
         name="s", batch_sizes=[4], sparsities=[0.0], trials=2, space=SPACE, repeats=1
     )
     _, uid = declare(url, config, "digits", Goal(0.1, 16, 96), {}, {})
-    worker = TrialQueue(url, "s", [Cell(4)], 2, SobolSampler(SPACE, 0), 0, Goal(0.1), uid=uid)
+    worker = TrialQueue(
+        url, "s", [Cell(4)], 2, SobolSampler(SPACE, 0), 0, AttemptRules(Goal(0.1)), uid=uid
+    )
     for trial, status in zip(trials_of(worker), (Status.COMPLETE, Status.FAILED), strict=False):
         worker.store_result(
             TrialResult(trial, status, 16 if status is Status.COMPLETE else None, failure="no")

@@ -10,6 +10,7 @@ from statistics import median
 import optuna
 import pytest
 
+from lit_dps.core.attempt import AttemptRules
 from lit_dps.core.config import StudyConfig
 from lit_dps.core.goal import Goal
 from lit_dps.core.search_space import Range
@@ -57,7 +58,9 @@ def search(folder, sampler: str, stop: int = TRIALS) -> list[dict]:
     url, config = f"sqlite:///{folder}/study.db", study(sampler)
     _, uid = declare(url, config, "w", GOAL, {}, {})
     worker, found = (
-        TrialQueue(url, "s", [CELL], TRIALS, make_sampler(config, GOAL), 0, GOAL, uid=uid),
+        TrialQueue(
+            url, "s", [CELL], TRIALS, make_sampler(config, GOAL), 0, AttemptRules(GOAL), uid=uid
+        ),
         [],
     )
     while len(found) < stop and (run := worker.claim_next()) is not None:
@@ -121,7 +124,9 @@ def test_several_workers_draw_different_points(tmp_path):
     url, config = f"sqlite:///{tmp_path}/study.db", study("tpe")
     _, uid = declare(url, config, "w", GOAL, {}, {})
     workers = [
-        TrialQueue(url, "s", [CELL], TRIALS, make_sampler(config, GOAL), 0, GOAL, uid=uid)
+        TrialQueue(
+            url, "s", [CELL], TRIALS, make_sampler(config, GOAL), 0, AttemptRules(GOAL), uid=uid
+        )
         for _ in range(2)
     ]
     drawn = []
@@ -143,7 +148,7 @@ def test_a_point_that_runs_again_keeps_its_metaparameters(tmp_path):
         7,
         make_sampler(config, GOAL),
         0,
-        GOAL,
+        AttemptRules(GOAL),
         race_factor=2.0,
         rungs=(4.0, math.inf),
         uid=uid,

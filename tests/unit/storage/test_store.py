@@ -12,6 +12,7 @@ import sqlalchemy.exc
 from optuna.trial import TrialState
 
 import lit_dps.storage.trial_queue as store_module
+from lit_dps.core.attempt import AttemptRules
 from lit_dps.core.config import StudyConfig
 from lit_dps.core.goal import Goal
 from lit_dps.core.search_space import Range
@@ -39,7 +40,9 @@ def url(tmp_path):
 
 
 def store(url: str, points: int = 3, cells=CELLS, slack: float | None = None) -> TrialQueue:
-    return TrialQueue(url, "s", cells, points, SobolSampler(SPACE, 5), 5, GOAL, race_factor=slack)
+    return TrialQueue(
+        url, "s", cells, points, SobolSampler(SPACE, 5), 5, AttemptRules(GOAL), race_factor=slack
+    )
 
 
 def ended(trial: Trial, status: Status = Status.COMPLETE) -> TrialResult:

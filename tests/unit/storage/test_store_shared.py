@@ -12,6 +12,7 @@ import optuna
 import pytest
 from sqlalchemy import create_engine, text
 
+from lit_dps.core.attempt import AttemptRules
 from lit_dps.core.config import StudyConfig
 from lit_dps.core.errors import StorageError
 from lit_dps.core.goal import Goal
@@ -48,7 +49,7 @@ def declared(url: str, **changed) -> str:
 
 
 def opened(url: str, uid: str | None, cells=CELL) -> TrialQueue:
-    return TrialQueue(url, "s", cells, 3, SobolSampler(SPACE, 5), 5, GOAL, uid=uid)
+    return TrialQueue(url, "s", cells, 3, SobolSampler(SPACE, 5), 5, AttemptRules(GOAL), uid=uid)
 
 
 def delete(url: str, *names: str) -> None:
@@ -260,7 +261,9 @@ def test_workers_that_take_trials_at_once_neither_double_nor_lose_a_point(postgr
     def work(number: int) -> None:
         url = of_worker(postgres, number)
         try:
-            store = TrialQueue(url, "s", CELL, points, SobolSampler(SPACE, 5), 5, GOAL, uid=uid)
+            store = TrialQueue(
+                url, "s", CELL, points, SobolSampler(SPACE, 5), 5, AttemptRules(GOAL), uid=uid
+            )
             begin.wait(60)
             for trial in trials_of(store):
                 claimed.append((number, trial.point, trial.params))

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from lit_dps.core.attempt import AttemptRules
 from lit_dps.core.goal import Goal
 from lit_dps.core.racing import longest_attempt
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.storage import cells
-from lit_dps.storage.cells import covered_cost
+from lit_dps.storage.cells import stored_reruns_above
 from lit_dps.storage.merge import merge
 from lit_dps.storage.read import open_elsewhere, read_study
 from lit_dps.storage.run_records import begin_run
@@ -54,7 +55,15 @@ def url(tmp_path):
 
 def opened(url: str, run_number: int = 0, **kw) -> TrialQueue:
     return TrialQueue(
-        url, "s", [CELL], 3, SobolSampler(SPACE, 5), 5, GOAL, run_number=run_number, **kw
+        url,
+        "s",
+        [CELL],
+        3,
+        SobolSampler(SPACE, 5),
+        5,
+        AttemptRules(GOAL),
+        run_number=run_number,
+        **kw,
     )
 
 
@@ -181,7 +190,7 @@ def test_how_far_an_attempt_tells():
         attrs = {}
         if result is not None:
             attrs[RESULT_ATTR] = encode_result(result, failed_in=number)
-        assert covered_cost(attrs, run_number=3) == expected
+        assert stored_reruns_above(attrs, run_number=3) == expected
 
 
 def test_files_of_tracebacks_come_and_go(tmp_path):

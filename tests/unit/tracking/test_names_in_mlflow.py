@@ -9,6 +9,7 @@ import math
 import optuna
 import pytest
 
+from lit_dps.core.attempt import AttemptRules
 from lit_dps.core.config import StudyConfig
 from lit_dps.core.goal import Goal
 from lit_dps.core.record import grid
@@ -45,7 +46,15 @@ def stored(tmp_path):
     config = StudyConfig(name="s", batch_sizes=[4], sparsities=[0.5], trials=3, space=SPACE)
     _, uid = declare(url, config, "digits", Goal(0.1, 16, 9600), {}, {})
     worker = TrialQueue(
-        url, "s", [CELL], 3, SobolSampler(SPACE, 0), 0, Goal(0.1), race_factor=2.0, uid=uid
+        url,
+        "s",
+        [CELL],
+        3,
+        SobolSampler(SPACE, 0),
+        0,
+        AttemptRules(Goal(0.1)),
+        race_factor=2.0,
+        uid=uid,
     )
     ends = (Status.COMPLETE, 1600), (Status.OUTRACED, None), (Status.INFEASIBLE, None)
     for (status, steps), trial in zip(
