@@ -11,11 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from lit_dps.cli import main
+from lit_dps.cli import doctor, main
+from lit_dps.cli.doctor import ERROR, OK, WARNING, Machine
 from lit_dps.core.config import StorageConfig
 from lit_dps.core.exit_codes import ExitCode
-from lit_dps.study import doctor
-from lit_dps.study.doctor import ERROR, OK, WARNING, Machine
 
 MAX_LINES = 15
 
