@@ -27,8 +27,8 @@ from lit_dps.storage.ownership import remember
 from lit_dps.storage.read import read_study
 from lit_dps.study.declare import declare_study, mlflow_of, open_run
 from lit_dps.study.failures import AllFail, Failures
+from lit_dps.study.progress_event import ProgressEvent
 from lit_dps.study.setup import StudySetup
-from lit_dps.study.time_left import ProgressEvent
 from lit_dps.study.workers import Results, WorkerDied, train_remaining
 from lit_dps.training.workload import Workload
 

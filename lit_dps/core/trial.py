@@ -48,6 +48,7 @@ class Status(StrEnum):
 
 Value = int | float | str | bool  # of an axis of the grid
 RepeatId = tuple[int, int]  # a point and the number of its repeat; 0 in the search
+TrialKey = tuple["Cell", int, int]  # a cell, a point and a repeat: what identifies a trial
 FINAL_STATUSES = tuple(status for status in Status if status is not Status.PAUSED)
 
 
@@ -196,8 +197,13 @@ class Trial:
     repeat: int = 0
 
     @property
+    def key(self) -> TrialKey:
+        """The cell, the point and the number of the repeat: what identifies a trial."""
+        return self.cell, self.point, self.repeat
+
+    @property
     def repeat_id(self) -> RepeatId:
-        """The point and the number of the repeat: what identifies a trial within its cell."""
+        """The point and the number of the repeat: what identifies a trial in its cell."""
         return self.point, self.repeat
 
     def seed_for(self, purpose: str) -> int:

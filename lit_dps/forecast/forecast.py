@@ -19,10 +19,10 @@ from lit_dps.forecast.remaining import (
     stored_record,
     total_work,
 )
+from lit_dps.forecast.step_times import Timing, measure, single_gradient_seconds
 from lit_dps.forecast.table import pruning_seconds, study_table, training_seconds
 from lit_dps.readings.lipschitz import gammas
 from lit_dps.study.setup import StudySetup
-from lit_dps.study.step_probe import Timing, measure, single_gradient_seconds
 
 
 def forecast(setup: StudySetup, width: int = WIDTH) -> str:

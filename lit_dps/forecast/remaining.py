@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lit_dps.analysis.analysis import Analysis
@@ -20,9 +20,10 @@ from lit_dps.storage.advice_store import AdviceStore
 from lit_dps.storage.read import list_studies, read_study
 from lit_dps.storage.schema import PROBES_SUFFIX
 from lit_dps.storage.urls import sqlite_file
-from lit_dps.study.progress import Ratio, mean_of_nearest_batch_size, ratio_one
 from lit_dps.study.setup import StudySetup
 
+# The ratio of a quantity of a cell to the same quantity at another batch size.
+Ratio = Callable[[Cell, int], float]
 # Parts of an identity that two studies with the same K* share.
 _SHARED_BY_PROBES = ("model", "data", "goal", "pruning", "optim", "local", "batch")
 
@@ -148,6 +149,40 @@ class Work:
         return Work(
             self.trials + other.trials, self.steps + other.steps, self.checks + other.checks
         )
+
+
+def ratio_one(cell: Cell, batch_size: int) -> float:
+    """Return 1: a cell is assumed to need what the other batch size needs."""
+    return 1.0
+
+
+def mean_of_nearest_batch_size(
+    values: Mapping[Cell, Iterable[float]], cells: Iterable[Cell], ratio: Ratio = ratio_one
+) -> dict[Cell, float] | None:
+    """Return for each cell the mean of the values at the nearest batch size.
+
+    Of two equally near batch sizes, the smaller one counts.
+
+    Args:
+        values: Values of some cells.
+        cells: The cells to estimate.
+        ratio: The expected ratio of a cell's value to the value at another batch size.
+
+    Returns:
+        None if there are no values.
+    """
+    by_size: dict[int, list[float]] = {}
+    for cell, of_cell in values.items():
+        by_size.setdefault(cell.batch_size, []).extend(of_cell)
+    means = {size: sum(each) / len(each) for size, each in by_size.items() if each}
+    if not means:
+        return None
+    result = {}
+    for cell in cells:
+        distances = [(abs(size - cell.batch_size), size) for size in means]
+        nearest = min(distances)[1]
+        result[cell] = means[nearest] * ratio(cell, nearest)
+    return result
 
 
 def total_work(works: Iterable[Work]) -> Work:

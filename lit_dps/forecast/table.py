@@ -15,6 +15,7 @@ from lit_dps.core.text import WIDTH, format_duration
 from lit_dps.core.trial import Cell
 from lit_dps.forecast.remaining import (
     Points,
+    Ratio,
     Work,
     expected_repeat_work,
     expected_work,
@@ -28,10 +29,9 @@ from lit_dps.forecast.remaining import (
     repeat_pruning_passes,
     total_work,
 )
+from lit_dps.forecast.step_times import Timing
 from lit_dps.study.noise import MAX_SECONDS, STEPS
-from lit_dps.study.progress import Ratio
 from lit_dps.study.setup import StudySetup
-from lit_dps.study.step_probe import Timing
 
 _COUNT_HEADS = ("trials", "steps", "validations")
 _STEP_HEADS = ("one step", "one validation", "share of validation")

@@ -35,7 +35,7 @@ from lit_dps.core.errors import StorageError
 from lit_dps.core.racing import CellCoverage, default_rungs, next_rung, race_limit
 from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.statistic import MINIMUM, Statistic
-from lit_dps.core.trial import Cell, Status, Trial, TrialResult
+from lit_dps.core.trial import Cell, Status, Trial, TrialKey, TrialResult
 from lit_dps.core.unit import STEPS, Cost
 from lit_dps.storage import schema
 from lit_dps.storage.bulk import add_trials
@@ -127,7 +127,7 @@ class TrialQueue:
             self.rungs = default_rungs(self.rules.goal.check_interval, self.rules.goal.max_steps)
         self._locks_rows = isinstance(self.peers, ServerPeers)
         self._is_search = isinstance(self.sampler, SearchSampler)
-        self._claims: dict[tuple[Cell, int, int], optuna.Trial] = {}  # by cell, point and repeat
+        self._claims: dict[TrialKey, optuna.Trial] = {}
         self._optuna_studies: dict[Cell, optuna.Study] = {}  # of the cells that this process runs
         self._finished_costs: dict[Cell, dict[int, Cost]] = {}  # of the other cells
         self._limits: dict[Cell, CachedLimit] = {}
@@ -166,15 +166,14 @@ class TrialQueue:
             StorageError: if the result cannot be written.
         """
         trial = result.trial
-        claim = (trial.cell, trial.point, trial.repeat)
-        claimed = self._claims[claim]
+        claimed = self._claims[trial.key]
         with self._locked(claimed._trial_id):
             if self._is_still_claimed(claimed):
                 last_run = 0
                 if result.status is Status.FAILED:
                     last_run = study_attributes(self.storage, self.name).get(schema.RUNS, 0)
                 end_trial(self.storage, claimed, result, last_run)
-        del self._claims[claim]
+        del self._claims[trial.key]
         if not trial.repeat:
             # The result may change the limit, which is read again.
             known = self._limits.get(trial.cell, UNREAD_LIMIT)
@@ -451,5 +450,5 @@ class TrialQueue:
         attrs = claimed.user_attrs
         repeat = attrs[REPEAT_ATTR]
         trial = Trial(cell, attrs[POINT_ATTR], dict(claimed.params), self.trial_seed, repeat)
-        self._claims[cell, trial.point, repeat] = claimed
+        self._claims[trial.key] = claimed
         return self.rules.attempt(trial, get_limit, rung)

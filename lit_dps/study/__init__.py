@@ -19,7 +19,7 @@ The course of `lit-dps study`, with the file of each step:
    publishes the report.
 
 `environment`, `sources` and `data_hashes` record code, data and machine of a trial. `probe_run` has
-the short runs beside a study that time or check something: `step_probe`, `noise`, `quiet_timing`.
+the short runs beside a study that time or check something: `noise`, `quiet_timing`.
 `retrain` and `expand_space` are what further commands do with a study.
 
 `lit_dps.study(module, data, ...)` calls `lit_dps.api.study`: the package has the name of a public

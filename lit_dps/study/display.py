@@ -19,13 +19,13 @@ from rich.text import Text
 
 from lit_dps.core.goal import Goal
 from lit_dps.core.progress_line import print_wrapped
-from lit_dps.core.trial import Cell, Series, TrialResult
+from lit_dps.core.trial import Cell, Series, TrialKey, TrialResult
 from lit_dps.core.unit import cost_text
 from lit_dps.parallel.process import StopRequest
 from lit_dps.study.progress import Progress
+from lit_dps.study.progress_event import ProgressEvent
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.shown_time import clock
-from lit_dps.study.time_left import ProgressEvent, TrialKey, trial_key
 
 REFRESHES_PER_SECOND = 2
 MAX_RUNNING_SHOWN = 8
@@ -294,7 +294,7 @@ def _k_star_table(
 
 def _order_of(event: ProgressEvent) -> TrialKey:
     assert event.trial is not None
-    return trial_key(event.trial)
+    return event.trial.key
 
 
 def print_line(setup: StudySetup, line: str) -> None:

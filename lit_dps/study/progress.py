@@ -1,7 +1,7 @@
 """Progress: counts the trials of a study and estimates its remaining time.
 
 `ProgressLog` prints the progress as lines of a log. At a terminal, `lit_dps.study.display` shows it
-in place, with the progress of running trials, which workers report by `ProgressReporter`.
+in place, with the progress of running trials (`progress_event`).
 """
 
 from __future__ import annotations
@@ -9,45 +9,31 @@ from __future__ import annotations
 import dataclasses
 import io
 import math
-import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TextIO
 
-from lit_dps.core.attempt import Attempt
 from lit_dps.core.goal import Goal
 from lit_dps.core.racing import is_final, longest_attempt, race_limit
 from lit_dps.core.repeats import RepeatPlan, missing_repeats
 from lit_dps.core.statistic import MINIMUM, Statistic
 from lit_dps.core.trial import Cell, Status, TrialResult
 from lit_dps.core.unit import Cost
+from lit_dps.study.progress_event import ProgressEvent
 from lit_dps.study.shown_time import TimeLeft, clock, rounded_seconds
 from lit_dps.study.time_left import (
     MAX_CLOSE_RACE_FACTOR,
     CellSteps,
-    ProgressEvent,
     StepRates,
     TimeRemaining,
-    TrialKey,
     time_remaining,
-    trial_key,
 )
 
-# The ratio of a quantity of a cell to the same quantity at another batch size.
-Ratio = Callable[[Cell, int], float]
 SECONDS_BETWEEN_LINES = 15.0
 SECONDS_BETWEEN_NOTEBOOK_LINES = 1.0
-# A validation may take a millisecond, and a terminal shows few changes a second.
-SECONDS_BETWEEN_EVENTS = 0.5
 MAX_CELLS_SHOWN = 3  # running cells that a line names
-MAX_EVENTS_PER_SECOND = 20  # of all attempts of a worker: a stack has hundreds
-
-
-def ratio_one(cell: Cell, batch_size: int) -> float:
-    """Return 1: a cell is assumed to need what the other batch size needs."""
-    return 1.0
 
 
 class RepeatCounts(NamedTuple):
@@ -361,35 +347,6 @@ def notebook_line() -> NotebookLine | None:
     return NotebookLine(sys.modules["IPython.display"].display)
 
 
-def mean_of_nearest_batch_size(
-    values: Mapping[Cell, Iterable[float]], cells: Iterable[Cell], ratio: Ratio = ratio_one
-) -> dict[Cell, float] | None:
-    """Return for each cell the mean of the values at the nearest batch size.
-
-    Of two equally near batch sizes, the smaller one counts.
-
-    Args:
-        values: Values of some cells.
-        cells: The cells to estimate.
-        ratio: The expected ratio of a cell's value to the value at another batch size.
-
-    Returns:
-        None if there are no values.
-    """
-    by_size: dict[int, list[float]] = {}
-    for cell, of_cell in values.items():
-        by_size.setdefault(cell.batch_size, []).extend(of_cell)
-    means = {size: sum(each) / len(each) for size, each in by_size.items() if each}
-    if not means:
-        return None
-    result = {}
-    for cell in cells:
-        distances = [(abs(size - cell.batch_size), size) for size in means]
-        nearest = min(distances)[1]
-        result[cell] = means[nearest] * ratio(cell, nearest)
-    return result
-
-
 def _without_curves(result: TrialResult) -> TrialResult:
     """Return a result with its costs at the goal and at the end, to save memory in long studies."""
     kept = []
@@ -400,69 +357,3 @@ def _without_curves(result: TrialResult) -> TrialResult:
     for name in ("step", result.unit.column):
         curve[name] = [result.curve[name][i] for i in kept]
     return dataclasses.replace(result, curve=curve, readings={})
-
-
-# Progress of running trials, which workers send to the display
-
-
-class ProgressReporter:
-    """Reports the progress of the attempts of this process.
-
-    Args:
-        on_event: Called when an attempt begins, and after its validations.
-        seconds: Least time between two reports of one attempt after validations.
-    """
-
-    def __init__(
-        self, on_event: Callable[[ProgressEvent], None], seconds: float = SECONDS_BETWEEN_EVENTS
-    ):
-        self._on_event = on_event
-        self._seconds = seconds
-        self._last_report: dict[TrialKey, float] = {}  # time by running trial; -inf before it
-        self._first_steps: dict[TrialKey, int] = {}
-
-    def watch(self, attempt: Attempt) -> None:
-        """Report that an attempt begins, and its progress from now on."""
-        assert attempt.trial is not None
-        attempt.on_validation = self.on_validation
-        key = trial_key(attempt.trial)
-        self._last_report[key] = -math.inf
-        self._first_steps.pop(key, None)
-        self._on_event(ProgressEvent(os.getpid(), attempt.trial))
-
-    def on_validation(self, attempt: Attempt) -> None:
-        """Report the progress of an attempt, unless its last report is recent."""
-        assert attempt.trial is not None
-        key = trial_key(attempt.trial)
-        steps = attempt.curve["step"]
-        if key not in self._first_steps:
-            # The curve of a resumed attempt has the checks before it was saved.
-            self._first_steps[key] = int(steps[-2]) if len(steps) > 1 else 0
-        seconds = max(self._seconds, (len(self._last_report) - 1) / MAX_EVENTS_PER_SECOND)
-        now = time.monotonic()
-        last_report = self._last_report.get(key, -math.inf)
-        if attempt.status is not None:
-            self._last_report.pop(key, None)
-        if now - last_report < seconds:
-            return
-        if attempt.status is None:
-            self._last_report[key] = now
-        best, exact = _best_value(attempt)
-        first_step = self._first_steps[key]
-        event = ProgressEvent(os.getpid(), attempt.trial, int(steps[-1]), best, exact, first_step)
-        self._on_event(event)
-
-
-def _best_value(attempt: Attempt) -> tuple[float | None, bool]:
-    """Return the best finite value of the goal's metric, and whether it is exact."""
-    values = attempt.curve[attempt.goal.metric]
-    exact = attempt.curve.get("exact", [1] * len(values))
-    best = None
-    is_exact = True
-    for value, value_is_exact in zip(values, exact, strict=True):
-        if not math.isfinite(value):
-            continue
-        if best is None or (value > best if attempt.goal.at_least else value < best):
-            best = value
-            is_exact = bool(value_is_exact)
-    return best, is_exact

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lit_dps.core.trial import Cell, Trial
+from lit_dps.core.trial import Cell, Trial, TrialKey
+from lit_dps.study.progress_event import ProgressEvent
 
 # A time that may be wrong by a larger factor is given as a lower bound.
 MAX_UNCERTAINTY = 2.0
@@ -27,7 +28,6 @@ MIN_ENDED_SHARE = 0.25
 # observed end has probably passed it.
 AT_RISK_SHARE = 0.8
 
-TrialKey = tuple[Cell, int, int]  # cell, point and repeat
 RateKey = tuple[int, tuple]  # batch size and further axes: what the seconds of a step depend on
 
 
@@ -41,27 +41,6 @@ class TimeRemaining(NamedTuple):
 
     seconds: float
     is_lower_bound: bool
-
-
-@dataclass(frozen=True)
-class ProgressEvent:
-    """The progress of one trial.
-
-    Attributes:
-        worker: Number of the process that trains it.
-        trial: The trial; None if this process was killed, with its trial.
-        step: Optimizer steps so far.
-        best: The best value of the goal's metric so far; None before the first validation.
-        exact: False if `best` is a bound, because a validation stopped early.
-        first_step: The step at which this attempt began: more than 0 if it resumed.
-    """
-
-    worker: int | None
-    trial: Trial | None = None
-    step: int = 0
-    best: float | None = None
-    exact: bool = True
-    first_step: int = 0
 
 
 class StepRates:
@@ -95,7 +74,7 @@ class StepRates:
             return
         self._pass_time(event.trial.cell)
         self._count_steps(event.trial, event.step, event.first_step)
-        key = trial_key(event.trial)
+        key = event.trial.key
         now = self._now()
         last = self.running.get(key)
         if last is not None and event.step > last.step and now > self._times[key]:
@@ -108,7 +87,7 @@ class StepRates:
         """Count the last steps of a trial that has ended or pauses, after `steps` steps."""
         self._pass_time(trial.cell)
         self._count_steps(trial, steps, 0)
-        self._remove(trial_key(trial))
+        self._remove(trial.key)
 
     def speed(self, cell: Cell, point: int) -> float | None:
         """Return the latest steps a second of one running trial; None if it is unknown."""
@@ -139,7 +118,7 @@ class StepRates:
         return self._steps[key] / self._seconds[key]
 
     def _count_steps(self, trial: Trial, step: int, first_step: int) -> None:
-        last = self.running.get(trial_key(trial))
+        last = self.running.get(trial.key)
         if last is not None:
             first_step = max(first_step, last.first_step, last.step)
         self._steps[rate_key(trial.cell)] += max(step - first_step, 0)
@@ -159,11 +138,6 @@ class StepRates:
             cells.append(event.trial.cell)
         for each in cells or [cell]:
             self._seconds[rate_key(each)] += seconds / max(len(cells), 1)
-
-
-def trial_key(trial: Trial) -> TrialKey:
-    """Return what identifies a trial within a study."""
-    return trial.cell, trial.point, trial.repeat
 
 
 def rate_key(cell: Cell) -> RateKey:

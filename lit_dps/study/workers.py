@@ -40,7 +40,7 @@ from lit_dps.parallel.process import (
 from lit_dps.storage.header import seed_of_trials
 from lit_dps.storage.samplers import make_sampler
 from lit_dps.storage.trial_queue import TrialQueue
-from lit_dps.study.progress import ProgressReporter
+from lit_dps.study.progress_event import ProgressEvent, ProgressReporter
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.sources import (
     changed_files,
@@ -48,7 +48,6 @@ from lit_dps.study.sources import (
     refuse_changed_sources,
     source_hashes,
 )
-from lit_dps.study.time_left import ProgressEvent
 
 SIGNAL_SECONDS = 0.2  # a signal to several processes reaches all of them within this time
 GRACE_SECONDS = 20  # that a worker has to finish its validation when another worker failed

@@ -24,7 +24,7 @@ STUDY = ("study", "--config", FAST)
 @pytest.fixture(autouse=True)
 def brief(monkeypatch):
     """Counts are looked at, and no seconds: a fifth of what is timed for people."""
-    monkeypatch.setattr("lit_dps.study.step_probe.SECONDS", 0.2)
+    monkeypatch.setattr("lit_dps.forecast.step_times.SECONDS", 0.2)
 
 
 def rows(said: str) -> dict[str, list[str]]:

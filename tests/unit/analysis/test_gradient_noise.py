@@ -16,11 +16,11 @@ from lit_dps.analysis.gradient_noise import Readings, noise_law, readings_of
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.trial import Cell
 from lit_dps.data import GradientNoise
+from lit_dps.forecast.step_times import single_gradient_seconds
 from lit_dps.models import NoisyQuadratic
 from lit_dps.report.figures import FIGURES, drawn, write_figures
 from lit_dps.storage.schema import decode_result, encode_result
 from lit_dps.study.setup import StudySetup
-from lit_dps.study.step_probe import single_gradient_seconds
 from lit_dps.training.workload import Workload
 from tests.support.fake_study import analysis_of, result
 from tests.support.measured import lipschitz

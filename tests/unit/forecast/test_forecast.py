@@ -22,13 +22,13 @@ from lit_dps.forecast.remaining import (
     pruning_passes,
     repeat_pruning_passes,
 )
+from lit_dps.forecast.step_times import Line, Timing
 from lit_dps.forecast.table import (
     noise_seconds,
     pruning_seconds,
     study_table,
     training_seconds,
 )
-from lit_dps.study.step_probe import Line, Timing
 from lit_dps.training.workload import Workload
 from tests.support.fake_study import analysis_of, result
 from tests.support.setups import setup_of

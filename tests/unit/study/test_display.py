@@ -16,8 +16,8 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.parallel.process import StopRequest
 from lit_dps.study.display import LEAVING, Display, rows_of_line
-from lit_dps.study.progress import Progress, ProgressReporter, RunPlan
-from lit_dps.study.time_left import ProgressEvent
+from lit_dps.study.progress import Progress, RunPlan
+from lit_dps.study.progress_event import ProgressEvent, ProgressReporter
 
 SIZES, GOAL = [2**i for i in range(1, 15)], Goal(0.08, 16, 4000)
 

@@ -6,8 +6,9 @@ import io
 
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.study.progress import Progress, ProgressLog, RunPlan
+from lit_dps.study.progress_event import ProgressEvent
 from lit_dps.study.shown_time import TimeLeft, rounded_seconds
-from lit_dps.study.time_left import ProgressEvent, TimeRemaining
+from lit_dps.study.time_left import TimeRemaining
 
 CELLS = [Cell(4, 0.0), Cell(64, 0.0)]
 

@@ -11,9 +11,9 @@ from lit_dps.core.noise_scale import NoiseScale
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.core.trial_config import SmoothnessConfig
+from lit_dps.forecast.step_times import measure, single_gradient_seconds
 from lit_dps.module import ImageClassifier
 from lit_dps.study.noise import first_guess
-from lit_dps.study.step_probe import measure, single_gradient_seconds
 from lit_dps.training.workload import Workload
 from tests.support.runs import train_one
 from tests.support.setups import check, setup_of
@@ -66,6 +66,6 @@ def test_what_runs_before_a_study_leaves_nothing(tmp_path, monkeypatch):
 
 def test_a_forecast_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lit_dps.study.step_probe.SECONDS", 0.02)
+    monkeypatch.setattr("lit_dps.forecast.step_times.SECONDS", 0.02)
     assert measure(SETUP).step.at(16) > 0
     assert list(tmp_path.iterdir()) == []

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.search_space import Range
-from lit_dps.study.step_probe import Line, Measured, Timing, fit_line, measure
+from lit_dps.forecast.step_times import Line, Measured, Timing, fit_line, measure
 from lit_dps.training.workload import Workload
 from tests.support.errors import refuses
 from tests.support.setups import setup_of
@@ -138,7 +138,7 @@ def study(
 
 
 def set_seconds(patch: pytest.MonkeyPatch, seconds: float) -> None:
-    patch.setattr("lit_dps.study.step_probe.SECONDS", seconds)
+    patch.setattr("lit_dps.forecast.step_times.SECONDS", seconds)
 
 
 @pytest.fixture(autouse=True, scope="module")
