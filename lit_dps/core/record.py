@@ -357,6 +357,29 @@ def grid(
     return cells
 
 
+def remaining_points(
+    cells: Iterable[Cell], trials: int, results: Mapping[Cell, Iterable[TrialResult]]
+) -> dict[Cell, set[int]]:
+    """Return the points of each cell that the next run of the study must train.
+
+    They have no result, or failed. For a run that has begun, a failed trial has ended
+    (`lit_dps.study.progress.Progress.finished`), and so has it for the report
+    (`lit_dps.analysis.summary.CellSummary.pending`): only another run retries it.
+
+    Args:
+        cells: The cells.
+        trials: The number of trials of each cell.
+        results: Results of some cells, truncated at the race limit.
+    """
+    remaining = {}
+    for cell in cells:
+        remaining[cell] = set(range(trials))
+        for result in results.get(cell, ()):
+            if result.status is not Status.FAILED:
+                remaining[cell].discard(result.trial.point)
+    return remaining
+
+
 def shared_cells(
     cells: Iterable[Cell], results: Mapping[Cell, Sequence[TrialResult]] = {}
 ) -> dict[Cell, Cell]:

@@ -7,9 +7,8 @@ import sys
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.errors import ConfigError, StorageError, UserError
-from lit_dps.core.record import StudyRecord
+from lit_dps.core.record import StudyRecord, remaining_points
 from lit_dps.core.search_space import ExpandedSpace, expand_space
-from lit_dps.core.trial import Status
 from lit_dps.storage.read import read_study
 from lit_dps.storage.urls import check_place
 from lit_dps.study.setup import StudySetup
@@ -63,7 +62,8 @@ def _expanded(setup: StudySetup, record: StudyRecord) -> ExpandedSpace:
     if study.best_of is not None:
         allowed = f"omitted with {OPTION}. Expand the search space of study {study.best_of}"
         raise ConfigError("study.best_of", study.best_of, allowed)
-    remaining = _count_remaining(record)
+    points = remaining_points(record.trained_cells, record.trials, record.results)
+    remaining = sum(len(each) for each in points.values())
     if remaining > 0:
         raise UserError(
             f"{OPTION}: {remaining} trials of study {record.name!r} have no result yet. "
@@ -91,14 +91,3 @@ def _expanded(setup: StudySetup, record: StudyRecord) -> ExpandedSpace:
             value=ends,
         )
     return expanded
-
-
-def _count_remaining(record: StudyRecord) -> int:
-    """Return the number of trials without a result, or with a failure."""
-    finished = 0
-    cells = record.trained_cells
-    for cell in cells:
-        for result in record.results[cell]:
-            if result.status is not Status.FAILED and result.trial.point < record.trials:
-                finished += 1
-    return len(cells) * record.trials - finished

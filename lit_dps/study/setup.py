@@ -16,10 +16,10 @@ from lit_dps.core.config import StorageConfig, StudyConfig, cores
 from lit_dps.core.environment import DATA, SOURCES, Environment
 from lit_dps.core.goal import Goal
 from lit_dps.core.local_sgd import LocalSGDSchedule
-from lit_dps.core.record import StudyRecord, shared_cells
+from lit_dps.core.record import StudyRecord, remaining_points, shared_cells
 from lit_dps.core.repeats import missing_repeats
 from lit_dps.core.search_space import ExpandedSpace, Space
-from lit_dps.core.trial import STACKED, Cell, Status, Trial, TrialResult, Value
+from lit_dps.core.trial import STACKED, Cell, Trial, TrialResult, Value
 from lit_dps.core.trial_config import (
     TRIAL_SECTIONS,
     BatchConfig,
@@ -147,14 +147,8 @@ class StudySetup:
     def remaining_points(
         self, results: Mapping[Cell, Sequence[TrialResult]]
     ) -> dict[Cell, set[int]]:
-        """Return the points of each cell that have no result yet, or failed."""
-        remaining = {}
-        for cell in self.cells:
-            remaining[cell] = set(range(self.study.trials))
-            for result in results.get(cell, ()):
-                if result.status is not Status.FAILED:
-                    remaining[cell].discard(result.trial.point)
-        return remaining
+        """Return the points of each cell that the next run of the study must train."""
+        return remaining_points(self.cells, self.study.trials, results)
 
     def remaining_trials(self, record: StudyRecord) -> int:
         """Return the number of trials and repeats that have no result yet, or failed."""
