@@ -32,6 +32,7 @@ from lit_dps.core.errors import Unguarded, UserError
 from lit_dps.core.exit_codes import ExitCode
 from lit_dps.parallel import fork_server as processes
 from lit_dps.parallel import ranks
+from lit_dps.parallel.process import RESUMES
 
 HOST = "127.0.0.1"
 # Timeout of a collective. It is long, because a rank may wait while rank 0 reads a slow database.
@@ -48,7 +49,6 @@ BEAT_SECONDS = 2.0
 # A rank is dead if it shows no beat during this many beats of this process. A clock would also
 # count the time for which this process was stopped.
 MAX_MISSED_BEATS = 20
-RESUMES = "the same command resumes the study"
 # Parts of gloo's messages: the line of its source, and where its log is.
 _GLOO_DETAILS = re.compile(r"^\[\S*\] |\. This is typically .*")
 

@@ -59,7 +59,8 @@ def cpu_wait_seconds() -> float:
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-RESUMES = "results that were stored are kept; the same command resumes the study"
+RESUMES = "the same command resumes the study"
+KEPT = f"results that were stored are kept; {RESUMES}"
 
 
 class Interrupted(BaseException):
@@ -170,7 +171,7 @@ def interruptible(stop: StopRequest, message: str = "") -> Iterator[None]:
 
     def leave_at_once(name: str) -> None:
         if message and not stop.reported:
-            os.write(2, f"\ninterrupted by {name}: {RESUMES}\n".encode())
+            os.write(2, f"\ninterrupted by {name}: {KEPT}\n".encode())
         os._exit(ExitCode.INTERRUPTED)
 
     def unraisable(lost: sys.UnraisableHookArgs) -> None:

@@ -28,7 +28,7 @@ from lit_dps.engines.trial_engine import LoopChoice
 from lit_dps.parallel import ranks
 from lit_dps.parallel.fork_server import unguarded
 from lit_dps.parallel.gpus import gpus_of_workers
-from lit_dps.parallel.process import RESUMES, Interrupted, StopRequest, interruptible
+from lit_dps.parallel.process import KEPT, Interrupted, StopRequest, interruptible
 from lit_dps.report.no_result import ended_without_result
 from lit_dps.report.publish import figures_folder, publish
 from lit_dps.report.text import FILES
@@ -124,7 +124,7 @@ def run_study(setup: StudySetup, options: RunOptions = RunOptions()) -> int:
         except Interrupted as signal:
             # A second signal came while the results after the first one were counted.
             if not stop.reported:
-                print(f"\ninterrupted by {signal}: {RESUMES}")
+                print(f"\ninterrupted by {signal}: {KEPT}")
             return ExitCode.INTERRUPTED
 
 

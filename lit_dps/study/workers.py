@@ -30,6 +30,7 @@ from lit_dps.parallel import fork_server as processes
 from lit_dps.parallel import launch, ranks
 from lit_dps.parallel.gpus import worker_environment
 from lit_dps.parallel.process import (
+    RESUMES,
     Interrupted,
     StopRequest,
     defer_signals,
@@ -70,9 +71,7 @@ class WorkerDied(UserError):
     """
 
     def __init__(self, pid: int, exit_code: int):
-        super().__init__(
-            f"worker {pid} was killed (exit code {exit_code}); the same command resumes the study"
-        )
+        super().__init__(f"worker {pid} was killed (exit code {exit_code}); {RESUMES}")
         self.pid = pid
         self.exit_code = exit_code
 
