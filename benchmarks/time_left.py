@@ -29,7 +29,7 @@ from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.storage.read import list_studies, read_study
 from lit_dps.study.progress import Progress, RunPlan
 from lit_dps.study.progress_event import ProgressEvent
-from lit_dps.study.time_left import TimeRemaining
+from lit_dps.study.remaining_time import TimeRemaining
 
 TITLE = "Remaining time of a study"
 STUDIES = Path(__file__).parents[1] / "docs" / "replication" / "studies"

@@ -24,8 +24,8 @@ from lit_dps.core.unit import cost_text
 from lit_dps.parallel.process import StopRequest
 from lit_dps.study.progress import Progress
 from lit_dps.study.progress_event import ProgressEvent
+from lit_dps.study.remaining_time import clock
 from lit_dps.study.setup import StudySetup
-from lit_dps.study.shown_time import clock
 
 REFRESHES_PER_SECOND = 2
 MAX_RUNNING_SHOWN = 8
@@ -167,7 +167,7 @@ class Display:
         now = time.monotonic()
         parts = [f"{clock(now - self._start)} elapsed"]
         if not self._is_closed:
-            parts.append(f"remaining {self.progress.time_left_text()}")
+            parts.append(f"remaining {self.progress.remaining_time_text()}")
             running = len(self.progress.running)
             parts.append(f"{running} of {self.progress.plan.at_a_time} running")
         failed = self.progress.failed()

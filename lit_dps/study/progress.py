@@ -22,12 +22,14 @@ from lit_dps.core.statistic import MINIMUM, Statistic
 from lit_dps.core.trial import Cell, Status, TrialResult
 from lit_dps.core.unit import Cost
 from lit_dps.study.progress_event import ProgressEvent
-from lit_dps.study.shown_time import TimeLeft, clock, rounded_seconds
-from lit_dps.study.time_left import (
+from lit_dps.study.remaining_time import (
     MAX_CLOSE_RACE_FACTOR,
     CellSteps,
+    SteadyEstimate,
     StepRates,
     TimeRemaining,
+    clock,
+    rounded_seconds,
     time_remaining,
 )
 
@@ -100,7 +102,7 @@ class Progress:
             for result in (repeats or {}).get(cell, ()):
                 self.repeats[cell].append(_without_curves(result))
         self.rates = StepRates(now)
-        self.time_left = TimeLeft(self.time_remaining, now)
+        self.shown_time = SteadyEstimate(self.time_remaining, now)
 
     def on_event(self, event: ProgressEvent) -> None:
         """Add the progress of a running trial."""
@@ -121,7 +123,7 @@ class Progress:
         else:
             self.results[cell][point] = longest_attempt(self.results[cell].get(point), short)
         self.rates.on_end(result.trial, result.steps_run)
-        self.time_left.expire()
+        self.shown_time.expire()
 
     def finished(self) -> dict[Cell, int]:
         """Return the number of trials of each cell that ran as far as racing requires so far."""
@@ -192,9 +194,9 @@ class Progress:
             text += f" ({', '.join(names)})"
         return text
 
-    def time_left_text(self) -> str:
+    def remaining_time_text(self) -> str:
         """Return the remaining time as it is shown: about 0:02:30, or until when it is unknown."""
-        remaining = self.time_left.remaining()
+        remaining = self.shown_time.remaining()
         if remaining is None:
             if self.plan.race_factor is None:
                 return "unknown until more trials end"
@@ -311,7 +313,7 @@ class ProgressLog:
             repeats = progress.repeat_counts()
             parts.append(f"repeats {repeats.finished}/{sum(repeats)}")
         parts.append(f"running {progress.running_text()}")
-        parts.append(f"remaining time {progress.time_left_text()}")
+        parts.append(f"remaining time {progress.remaining_time_text()}")
         return "  ".join(parts)
 
 

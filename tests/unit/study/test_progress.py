@@ -7,8 +7,7 @@ import io
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.study.progress import Progress, ProgressLog, RunPlan
 from lit_dps.study.progress_event import ProgressEvent
-from lit_dps.study.shown_time import TimeLeft, rounded_seconds
-from lit_dps.study.time_left import TimeRemaining
+from lit_dps.study.remaining_time import SteadyEstimate, TimeRemaining, rounded_seconds
 
 CELLS = [Cell(4, 0.0), Cell(64, 0.0)]
 
@@ -97,8 +96,8 @@ def test_a_trial_that_has_to_go_on_is_not_finished(golden):
 def test_a_resumed_study_with_every_k_star_does_not_wait_for_one():
     plan = RunPlan(CELLS, 2, 400, 1.0)
     counted = Progress(plan, {cell: [result(cell, 0, 16)] for cell in CELLS})
-    assert counted.time_left_text() == "unknown until a trial has run for some time"
-    assert Progress(plan).time_left_text() == "unknown until a trial meets the goal"
+    assert counted.remaining_time_text() == "unknown until a trial has run for some time"
+    assert Progress(plan).remaining_time_text() == "unknown until a trial meets the goal"
 
 
 def test_running_cells_are_named_with_their_trials():
@@ -120,7 +119,7 @@ def estimates(*seconds: float):
 
 def test_the_time_left_grows_only_when_a_trial_has_ended():
     now = [0.0]
-    left = TimeLeft(estimates(100, 130, 50, 200, 300), lambda: now[0])
+    left = SteadyEstimate(estimates(100, 130, 50, 200, 300), lambda: now[0])
     assert left.remaining() == (100, False)
     now[0] = 4
     assert left.remaining() == (96, False), "it counts down between two estimates"

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.time_left import End, Estimate, Recorded, Replay
 from lit_dps.core.trial import Cell, Status, Trial
 from lit_dps.study.progress_event import ProgressEvent
-from lit_dps.study.time_left import StepRates, expected_ends
+from lit_dps.study.remaining_time import StepRates, expected_ends
 
 COMPLETE, INCOMPLETE, INFEASIBLE = Status.COMPLETE, Status.INCOMPLETE, Status.INFEASIBLE
 
