@@ -157,10 +157,13 @@ class Progress:
 
     def _ended(self, cell: Cell) -> list[TrialResult]:
         """Return the trials of a cell that ran as far as racing requires so far."""
-        results = self.results[cell].values()
-        costs = [result.cost for result in results]
-        limit = race_limit(costs, self.plan.race_factor, self.plan.statistic)
-        return [result for result in results if is_final(result, limit)]
+        limit = self._race_limit(cell)
+        return [result for result in self.results[cell].values() if is_final(result, limit)]
+
+    def _race_limit(self, cell: Cell) -> float:
+        """Return the cost that the trials of a cell must reach; infinity without a limit."""
+        costs = [result.cost for result in self.results[cell].values()]
+        return race_limit(costs, self.plan.race_factor, self.plan.statistic)
 
     def _repeat_counts_of(self, cell: Cell) -> RepeatCounts:
         """Return the number of repeats of a cell. A cell without a K* is assumed to get one."""
@@ -247,10 +250,8 @@ class Progress:
 
     def _race_limit_in_steps(self, cell: Cell) -> float:
         """Return the steps at which the race stops a cell's trials; infinity without a limit."""
-        results = self.results[cell].values()
-        costs = [result.cost for result in results]
-        limit = race_limit(costs, self.plan.race_factor, self.plan.statistic)
-        for result in results:
+        limit = self._race_limit(cell)
+        for result in self.results[cell].values():
             if result.steps is not None and result.cost:
                 return limit * result.steps / result.cost
         return limit
