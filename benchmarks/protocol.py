@@ -154,7 +154,7 @@ def measure(options: Options) -> Protocol:
         sum((p.seconds for p in ps), zero).over(ours)
         for ps in zip(*map(_papers, cells), strict=True)
     )
-    measured = setup.goal_of_trials
+    measured = setup.built_goal
     sizes = (measured.value, measured.check_interval, measured.max_steps, setup.workers)
     return Protocol(
         setup.workload_name(), setup.study.engine, *sizes, tuple(cells), total, total_kept
@@ -162,7 +162,7 @@ def measure(options: Options) -> Protocol:
 
 
 def _cell(setup: StudySetup, kept: Apply, plain: Apply, options: Options) -> CellFound:
-    [cell], goal, workers = setup.cells, setup.goal_of_trials, setup.workers
+    [cell], goal, workers = setup.cells, setup.built_goal, setup.workers
     timed = [
         (setup, middle_trial(setup, cell, i), 2 if options.quick else CHECKS)
         for i in range(workers)

@@ -152,7 +152,7 @@ def _run(setup: StudySetup, workers: int, threads: int) -> tuple[float, float]:
     """Trials an hour, and seconds until the first one began."""
     with tempfile.TemporaryDirectory() as folder:
         setup = varied(setup, folder, workers=workers, threads=threads)
-        goal, name = setup.goal_of_trials, setup.workload_name()
+        goal, name = setup.built_goal, setup.workload_name()
         _, uid = declare(setup.storage.optuna_url, setup.study, name, goal, {}, {})
         setup = dataclasses.replace(setup, uid=uid)
         begin, begun, ended = time.perf_counter(), [], []

@@ -192,7 +192,7 @@ def seconds_of_steps(config: str, sizes: list[int]) -> dict[int, float]:
     setup = prepare_pilot(read_setup(["--config", config])).setup
     setup = dataclasses.replace(setup, study=dataclasses.replace(setup.study, engine=LIGHTNING))
     torch.set_num_threads(fit_threads(setup))
-    interval = setup.goal_of_trials.check_interval
+    interval = setup.built_goal.check_interval
     steps = {}
     checks = []
     for size in sizes:

@@ -23,7 +23,7 @@ def print_cost(question: Question, clock: Clock) -> None:
     """Print what asking costs, by all timed steps."""
     print_line(question.step_time.describe())
     batch_size = user_batch_size(question.setup.workload)
-    max_steps = question.setup.goal_of_trials.max_steps
+    max_steps = question.setup.built_goal.max_steps
     if question.plan is not None:
         trainings = max_trainings(question, batch_size)
         noise = NOISE_READING_SHARE if question.reads_noise else 0.0

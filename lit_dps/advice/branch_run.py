@@ -56,7 +56,7 @@ def run_branches(
         Interrupted: if the user asked to stop.
     """
     stored = store.read()
-    goal = setup.goal_of_trials
+    goal = setup.built_goal
     fork_steps = sorted({max(1, goal.max_steps >> (FORKS - i)) for i in range(FORKS)})
     if clock.remaining <= 0 or _has_ended(stored, fork_steps):
         return
@@ -200,7 +200,7 @@ def branch_law(stored: Mapping[str, Any], setup: StudySetup) -> Branched | None:
         critical.append(Critical(fork.step, *map(float, fork.critical)))
         largest = max(largest, fork.batch_size * max(fork.factors))
     steps_to_goal = stored.get("branch_steps")
-    steps = steps_to_goal or setup.goal_of_trials.max_steps
+    steps = steps_to_goal or setup.built_goal.max_steps
     return Branched(forks[0].batch_size, steps, critical, largest, met=steps_to_goal is not None)
 
 

@@ -108,7 +108,7 @@ def settle_max_steps(
     share = BUDGET_SHARE
     if options.method == "pilot":
         share = 1 / MAX_TRAININGS
-    return propose(run, probes.goal_of_trials, options.budget, share)
+    return propose(run, probes.built_goal, options.budget, share)
 
 
 def propose(run: ShortRun, goal: Goal, budget: float, share: float) -> Proposal:
@@ -199,16 +199,16 @@ def run_short(setup: StudySetup, seconds: float, stop: StopRequest) -> ShortRun:
     if times is None:
         raise MemoryError(f"no step at B = {batch_size} is possible on one device")
     stop.raise_if_requested()
-    interval = setup.goal_of_trials.check_interval
+    interval = setup.built_goal.check_interval
     affordable = int(seconds / (times.step + times.check / interval))
     max_steps = max(affordable // interval, 1) * interval
     goal = dataclasses.replace(setup.goal, max_steps=max_steps, early_reject=False)
     short = dataclasses.replace(one_device, goal=goal)
     trial = Trial(Cell(batch_size), 0, setup.middle, setup.study.seed)
-    attempt = Attempt(trial, short.goal_of_trials)
+    attempt = Attempt(trial, short.built_goal)
     limit = _TimeLimit(seconds, stop)
     probe_run(short, attempt, [limit])
-    values = attempt.curve[short.goal_of_trials.metric]
+    values = attempt.curve[short.built_goal.metric]
     checks = tuple(attempt.curve["step"])
     return ShortRun(batch_size, limit.step_seconds, limit.steps, checks, tuple(values))
 

@@ -130,7 +130,7 @@ class Course:
     @property
     def goal(self) -> Goal:
         """The goal of all runs."""
-        return self.question.setup.goal_of_trials
+        return self.question.setup.built_goal
 
     def announce(self) -> None:
         """Print the most time that the runs take."""

@@ -41,7 +41,7 @@ def train_pilot(
     if pilot.steps is None:
         best = ""
         if pilot.best is not None:
-            metric = question.setup.goal_of_trials.metric
+            metric = question.setup.built_goal.metric
             best = f", its best {metric} was {number_text(pilot.best)}"
         print_line(
             f"  the run did not meet the goal in {pilot.steps_run} steps ({pilot.status}){best}. "
@@ -52,7 +52,7 @@ def train_pilot(
     print_line(
         f"  the run met the goal after {pilot.steps} steps, {format_duration(pilot.seconds, 2)}"
     )
-    interval = question.setup.goal_of_trials.check_interval
+    interval = question.setup.built_goal.check_interval
     if pilot.steps <= interval:
         print_line(
             "  that is its first validation, so it may have met the goal earlier. Set "
@@ -75,7 +75,7 @@ def _run_pilot(
     if pilot is None and clock.remaining > 0:
         print_line(
             f"your run: B = {plan.batch_size}, {plan.rate_key} = {number_text(plan.rate)}, at "
-            f"most {question.setup.goal_of_trials.max_steps} steps"
+            f"most {question.setup.built_goal.max_steps} steps"
         )
         file = pilot_checkpoint(question.setup)
         change = partial(pilot_setup, reads_noise=question.reads_noise, file=file)

@@ -127,7 +127,7 @@ class Probes:
         setup = chosen.of(setup)
         seconds = end - time.monotonic()
         line = StageLine(f"  B = {batch_size}", seconds if seconds < math.inf else None)
-        show = partial(_show, line, setup.goal_of_trials.metric)
+        show = partial(_show, line, setup.built_goal.metric)
         results = train_remaining(setup, workers, StopRequest(has_ended), show)
         earlier = chain.from_iterable(record.results.values())
         failures = Failures(setup.storage.failures(self.name), earlier)

@@ -93,7 +93,7 @@ class Question:
             factor = pilot.check_seconds / times.check_at(local)
         return Checks(
             seconds=factor * times.check,
-            interval=self.setup.goal_of_trials.check_interval,
+            interval=self.setup.built_goal.check_interval,
             by_batch=factor * times.check_by_batch * accumulated,
             largest=times.largest * accumulated if times.is_memory_full else math.inf,
         )
@@ -171,7 +171,7 @@ class Question:
     def training_seconds(self) -> float:
         """Seconds of a training of goal.max_steps steps here, at the user's batch size."""
         step = self.step_seconds_here(user_batch_size(self.setup.workload))
-        return self.setup.goal_of_trials.max_steps * step
+        return self.setup.built_goal.max_steps * step
 
     def other_seconds(self, runs: int) -> float:
         """Return about the seconds that the answer and the start of some runs take."""

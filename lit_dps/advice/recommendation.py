@@ -136,5 +136,5 @@ def _prediction_callback(question: Question, best: Mapping[str, Any]) -> dict[st
     }
     for name in ("steps", "hours"):
         arguments[name] = [float(best[f"{name}{end}"]) for end in ("_low", "", "_high")]
-    arguments["goal"] = describe_goal(question.setup.goal_of_trials)
+    arguments["goal"] = describe_goal(question.setup.built_goal)
     return {"class_path": PREDICTION_CALLBACK, "init_args": arguments}

@@ -111,7 +111,7 @@ def _advice(report: _Report, text: str) -> Advice:
     return Advice(
         name=question.setup.study.name,
         source="measured",
-        goal=str(question.setup.goal_of_trials),
+        goal=str(question.setup.built_goal),
         law=result.law,
         answer=result,
         steps=result.law.predict(sizes),
@@ -138,7 +138,7 @@ def _text(report: _Report, terminal: int | None = None) -> str:
     """Return the answer and its notes, for a file or for a terminal of some columns."""
     width = width_at(terminal)
     question = report.question
-    goal = question.setup.goal_of_trials
+    goal = question.setup.built_goal
     devices = ", ".join(map(str, question.options.devices))
     noun = "devices"
     if devices == "1":
@@ -159,7 +159,7 @@ def _why_no_answer(question: Question) -> list[str]:
     assert question.plan is not None
     stored = question.store.read()
     pilot = PilotRun.of_stored(stored)
-    goal = question.setup.goal_of_trials
+    goal = question.setup.built_goal
     if pilot is None:
         why = "The budget ended before your run met its goal. A larger --budget continues it."
     elif pilot.steps is None:
@@ -182,7 +182,7 @@ def _why_no_answer(question: Question) -> list[str]:
 def _details(report: _Report) -> str:
     """Return the measurements as text, for the file of the answer."""
     question, law = report.question, report.result.law
-    goal = question.setup.goal_of_trials
+    goal = question.setup.built_goal
     stored = question.store.read()
     times = question.times
     lines = ["", "measured:"]

@@ -379,7 +379,7 @@ def _step_times(session: _Session) -> StepTimes:
     batch_size = user_batch_size(setup.workload)
     rough = time_briefly(one_device, batch_size)
     if rough is not None:
-        goal = setup.goal_of_trials
+        goal = setup.built_goal
         training = goal.max_steps * (rough.step + rough.check / goal.check_interval)
         if session.probe_study.plan is None:
             print_share(clock.budget, batch_size, goal.max_steps, training, "about ")

@@ -310,7 +310,7 @@ class OptimizerLook(Callback):
 
     def refuse_longer(self, setup: StudySetup) -> None:
         """Raise ConfigError if the schedule ends with an error before goal.max_steps."""
-        most_steps = setup.goal_of_trials.max_steps
+        most_steps = setup.built_goal.max_steps
         if most_steps > self.most_steps:
             allowed = (
                 f"at most {self.most_steps:g}, because OneCycleLR of the module fails after "

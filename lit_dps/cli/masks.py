@@ -88,7 +88,7 @@ def masks(
     Raises:
         UserError: if a network cannot be pruned.
     """
-    study, training = setup.study, setup.training()
+    study, training = setup.study, setup.trial_settings()
     smallest = min(study.batch_sizes)
     cells = {replace(cell, batch_size=smallest, sparsity=0.0): None for cell in study.cells}
     for cell in cells:

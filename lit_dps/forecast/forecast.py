@@ -109,7 +109,7 @@ def _smoothness_remark(setup: StudySetup, points: Points, timing: Timing) -> str
     config = setup.smoothness
     if config.interval is None:
         return None
-    measurements = setup.goal_of_trials.max_steps // config.interval
+    measurements = setup.built_goal.max_steps // config.interval
     passes = len(gammas(config.delta, config.last)) + 1
     examples = "all training examples"
     if config.examples is not None:

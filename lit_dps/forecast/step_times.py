@@ -241,14 +241,14 @@ class _PruningStopwatch(Callback):
             cells[tuple(pair for pair in cell.axes if pair[0].startswith("pruning."))] = cell
         callbacks = []
         for cell in cells.values():
-            callbacks.append(setup.training().pruning_callback(Trial(cell, 0)))
+            callbacks.append(setup.trial_settings().pruning_callback(Trial(cell, 0)))
         are_scores_general = all(
             isinstance(each.pruner, OneShot) and each.init != "isometry" for each in callbacks
         )
         self.reuses_scores = are_scores_general and self._scores_are_shared(data_pass, pl_module)
         if setup.goal.stops_validations_early and EarlyValidation.supports(trainer, pl_module):
             data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
-            self.min_check_share = min_evaluated_share(setup.goal_of_trials, data.validation_size)
+            self.min_check_share = min_evaluated_share(setup.built_goal, data.validation_size)
         if max(setup.study.sparsities) > 0:
             seconds = [self._time(each, data_pass, pl_module.device) for each in callbacks]
             self.seconds = float(np.mean(seconds))

@@ -176,7 +176,7 @@ def _remaining(
         setup, points, record, timing, basis: As of `study_table`.
         ratio: As of `remaining.expected_work`.
     """
-    goal = setup.goal_of_trials
+    goal = setup.built_goal
     plan = setup.study.repeat_plan
     pauses: Sequence[float] = ()
     if setup.study.race_factor is not None:
@@ -261,7 +261,7 @@ def _batch_size_row(remaining: Remaining, batch_size: int) -> dict[str, str]:
     timing = remaining.timing
     step = timing.step.at(batch_size)
     check = timing.check.at(1 / batch_size)
-    share = check / (check + remaining.setup.goal_of_trials.check_interval * step)
+    share = check / (check + remaining.setup.built_goal.check_interval * step)
     row = {"B": str(batch_size)}
     most = _of_batch_size(remaining.columns[0].trials, batch_size)
     row |= _count_texts(total_work(most.values()))
@@ -292,7 +292,7 @@ def _explain_trials(remaining: Remaining, basis: str) -> list[str]:
     """Return what the columns of times assume about trials."""
     if not remaining.trials.trials:
         return ["all trials of the search have finished; repeats remain"]
-    goal = remaining.setup.goal_of_trials
+    goal = remaining.setup.built_goal
     ends = f"runs to max_steps = {goal.max_steps:,}"
     if goal.limits:
         ends = f"spends its budget of {goal.budget_text}"

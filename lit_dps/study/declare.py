@@ -31,7 +31,7 @@ def declare_study(setup: StudySetup, data: LightningDataModule) -> StudySetup:
         setup.storage.optuna_url,
         setup.study,
         setup.workload_name(),
-        setup.goal_of_trials,
+        setup.built_goal,
         setup.identity(data),
         setup.config(),
         setup.spaces,

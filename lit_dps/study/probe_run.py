@@ -94,7 +94,7 @@ def probe_run(
     """
     torch.set_num_threads(setup.study.threads)
     with suppress(EndProbe), setup.workload.without_side_effects() as workload:
-        training = replace(setup.training(), workload=workload, readings=())
+        training = replace(setup.trial_settings(), workload=workload, readings=())
         LightningLoop(training, tuple(callbacks)).train(attempt, raise_if_stopped)
 
 
@@ -216,7 +216,7 @@ def timed_run(
     Raises:
         CannotTime: if the trial fails or ends early.
     """
-    shown_steps = max(setup.goal_of_trials.max_steps, 2)
+    shown_steps = max(setup.built_goal.max_steps, 2)
     warm_up = min(warm_up, shown_steps - 1)
     steps = min(steps, shown_steps - warm_up)
     total = warm_up + steps
@@ -255,7 +255,7 @@ def timed_run(
 
 def local_workers(setup: StudySetup, trial: Trial) -> int:
     """Return the number of local SGD workers of a trial; its batch is divisible by it."""
-    schedule = setup.training().resolve(trial).local
+    schedule = setup.trial_settings().resolve(trial).local
     return schedule.workers if schedule.on else 1
 
 

@@ -116,7 +116,7 @@ def retrain(
     if keep is not None:
         model = setup.workload.specs(stored.trial)["model"]
         callbacks.append(KeepWeights(keep, model))
-    engine = TrialEngine(setup.training(), engine=LIGHTNING, callbacks=tuple(callbacks))
+    engine = TrialEngine(setup.trial_settings(), engine=LIGHTNING, callbacks=tuple(callbacks))
     _train(setup, engine, attempt)
     return attempt
 

@@ -264,7 +264,7 @@ class _StudyRun:
         plan = RunPlan(
             setup.cells,
             setup.study.trials,
-            setup.goal_of_trials.max_steps,
+            setup.built_goal.max_steps,
             setup.study.race_factor,
             setup.study.repeat_plan,
             setup.study.k_star_statistic,
@@ -276,7 +276,7 @@ class _StudyRun:
         if notebook is not None:
             display = ProgressLog(progress, notebook, SECONDS_BETWEEN_NOTEBOOK_LINES)
         if at_terminal():
-            display = Display(progress, self.name, setup.goal_of_trials, self.stop)
+            display = Display(progress, self.name, setup.built_goal, self.stop)
         print_line(setup, describe_loops(choices))
         trials = counted(at_a_time, "trial")
         gpus = gpus_of_workers(workers, setup.ranks, setup.workload.trainer)

@@ -169,14 +169,14 @@ class StudySetup:
         return count
 
     @property
-    def goal_of_trials(self) -> Goal:
+    def built_goal(self) -> Goal:
         return self.goal.build()
 
     @property
     def attempt_rules(self) -> AttemptRules:
         """The rules that the attempts at all trials share."""
         study = self.study
-        return AttemptRules(self.goal_of_trials, study.goals, study.train_past_goal, study.metrics)
+        return AttemptRules(self.built_goal, study.goals, study.train_past_goal, study.metrics)
 
     @property
     def middle(self) -> dict[str, Any]:
@@ -193,7 +193,7 @@ class StudySetup:
 
         It is for runs that are timed or measured.
         """
-        return Goal(1e300, 1 + steps, 1 + steps, self.goal_of_trials.metric, at_least=True)
+        return Goal(1e300, 1 + steps, 1 + steps, self.built_goal.metric, at_least=True)
 
     @property
     def ranks(self) -> int:
@@ -226,7 +226,7 @@ class StudySetup:
         folder = self.storage.checkpoints(self.study.name)
         return Checkpoints(folder, self.uid, minutes, environment=environment)
 
-    def training(self, checkpoints: Checkpoints | None = None) -> TrialSettings:
+    def trial_settings(self, checkpoints: Checkpoints | None = None) -> TrialSettings:
         """Return the settings that the trials share."""
         return TrialSettings(
             self.workload,
@@ -265,7 +265,7 @@ class StudySetup:
     def engine(self, checkpoints: Checkpoints | None = None) -> TrialEngine:
         """Return the engine that trains the trials."""
         return TrialEngine(
-            self.training(checkpoints),
+            self.trial_settings(checkpoints),
             self.stack_size,
             stacks_alone=self.on_gpu,
             engine=self.study.engine,

@@ -144,7 +144,7 @@ def _open_queue(setup: StudySetup) -> TrialQueue:
         setup.cells,
         study.trials,
         make_sampler(
-            study, setup.goal_of_trials, setup.spaces, setup.given_points, setup.trusts_best_of
+            study, setup.built_goal, setup.spaces, setup.given_points, setup.trusts_best_of
         ),
         seed_of_trials(url, study),
         setup.attempt_rules,

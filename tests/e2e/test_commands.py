@@ -238,10 +238,10 @@ def test_every_shipped_config_trains(config, small_data, tmp_path, monkeypatch):
     torch.set_num_threads(study.threads)
     check(setup)
     point = sobol_point(study.space, study.seed, 0, study.scramble)
-    run = Attempt(Trial(setup.cells[0], 0, point, study.seed), setup.goal_of_trials)
+    run = Attempt(Trial(setup.cells[0], 0, point, study.seed), setup.built_goal)
     runs = iter([run])
     (result,) = setup.engine().train(lambda: next(runs, None))
-    assert result.steps_run == setup.goal_of_trials.check_interval
+    assert result.steps_run == setup.built_goal.check_interval
     kept, total = (
         (sum(counts) for counts in zip(*result.kept.values(), strict=True))
         if result.kept

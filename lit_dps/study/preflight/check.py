@@ -169,7 +169,7 @@ def check_configuration(setup: StudySetup) -> LightningDataModule:
     if "pruning.method" not in setup.study.axes:
         PruningCallback.of(setup.pruning)
     check_goals(setup)
-    make_sampler(setup.study, setup.goal_of_trials)
+    make_sampler(setup.study, setup.built_goal)
     check_trainer(setup.workload.trainer)
     ddp.ranks_asked(setup.workload.trainer)  # refuses devices and strategies
     check_keys(setup)
@@ -205,7 +205,7 @@ def _check_engine(setup: StudySetup) -> None:
     if engine == STACKED and setup.ranks > 1:
         allowed = f"auto, single or lightning, because {setup.ranks} ranks train each trial"
         raise ConfigError("study.engine", engine, allowed)
-    if engine == STACKED and setup.goal_of_trials.counts_seconds:
+    if engine == STACKED and setup.built_goal.counts_seconds:
         allowed = (
             "auto, single or lightning, because goal.max_seconds or goal.unit counts "
             "seconds. The networks of a stack share their clock"
@@ -223,7 +223,7 @@ def _build_at_ends(setup: StudySetup) -> LightningDataModule:
     for cell in setup.study.cells:
         if cell.batch_size != smallest:
             continue
-        setup.training().pruning_callback(Trial(cell, 0))
+        setup.trial_settings().pruning_callback(Trial(cell, 0))
         for params in extreme_points(setup.space):
             data = setup.workload.build(Trial(cell, 0, params)).data
             check_workers(setup, cell, params)

@@ -49,7 +49,7 @@ def dry_run(setup: StudySetup) -> tuple[LightningDataModule, list[str]]:
             trial resumes from a checkpoint with other values.
     """
     with setup.workload.without_side_effects() as workload:
-        return _dry_run(setup, replace(setup.training(), workload=workload))
+        return _dry_run(setup, replace(setup.trial_settings(), workload=workload))
 
 
 def _dry_run(setup: StudySetup, training: TrialSettings) -> tuple[LightningDataModule, list[str]]:
@@ -297,11 +297,11 @@ def _schedule_notes(setup: StudySetup, training: TrialSettings, trial: Trial) ->
     smallest, largest = trial.cell.batch_size, max(setup.study.batch_sizes)
     if smallest == largest:
         return []
-    lengths = _schedule_lengths(training, trial, setup.goal_of_trials.max_steps)
+    lengths = _schedule_lengths(training, trial, setup.built_goal.max_steps)
     if not lengths:
         return []
     for other in (with_cell(trial, batch_size=largest), replace(trial, params=setup.sample(1))):
-        others = _schedule_lengths(training, other, setup.goal_of_trials.max_steps)
+        others = _schedule_lengths(training, other, setup.built_goal.max_steps)
         lengths = {name: steps for name, steps in lengths.items() if others.get(name) == steps}
     parts = []
     for name, steps in lengths.items():

@@ -52,7 +52,7 @@ TRAINER_KEYS = [
 
 def check_goals(setup: StudySetup) -> None:
     """Raise ConfigError for a goal or a metric that the runs of a study cannot answer."""
-    goal = setup.goal_of_trials
+    goal = setup.built_goal
     if goal.max_steps > MAX_STEPS:
         raise ConfigError("goal.max_steps", goal.max_steps, f"at most {MAX_STEPS} steps")
     for name in setup.study.metrics:
@@ -77,8 +77,8 @@ def check_new_metrics(setup: StudySetup) -> None:
     It is only for new studies: stored ones may have metrics of names that became columns later.
     """
     allowed = "a name that no column of the tables has"
-    if setup.goal_of_trials.metric in TABLE_COLUMNS:
-        raise ConfigError("goal.metric", setup.goal_of_trials.metric, allowed)
+    if setup.built_goal.metric in TABLE_COLUMNS:
+        raise ConfigError("goal.metric", setup.built_goal.metric, allowed)
     for name in setup.study.metrics:
         if name in TABLE_COLUMNS:
             raise ConfigError("study.metrics", name, allowed)
@@ -101,7 +101,7 @@ def check_readings(setup: StudySetup) -> None:
 def columns_of_tables(setup: StudySetup) -> set[str]:
     """Return the columns that the tables of a study have without readings."""
     study = setup.study
-    metrics = (setup.goal_of_trials.metric, *study.metrics)
+    metrics = (setup.built_goal.metric, *study.metrics)
     return reserved_columns(study.space, study.axes, metrics)
 
 
@@ -149,7 +149,7 @@ def _check_sparsities_of_methods(setup: StudySetup) -> None:
     """Raise ConfigError for a sparsity that the method of its cell cannot make."""
     for cell in setup.study.cells:
         if cell.sparsity:
-            config = setup.training().resolve(Trial(cell, 0)).pruning
+            config = setup.trial_settings().resolve(Trial(cell, 0)).pruning
             pruner_of(config.method, config.options).check_sparsity(cell.sparsity)
 
 
@@ -179,7 +179,7 @@ def _check_batch_schedule(setup: StudySetup, cell: Cell, config: BatchConfig) ->
             "constant batch sizes"
         )
         raise ConfigError("goal.unit", setup.goal.unit, allowed)
-    if setup.training().resolve(trial).local.on:
+    if setup.trial_settings().resolve(trial).local.on:
         allowed = f"{CONSTANT}, because the workers of local SGD divide each batch"
         raise ConfigError(NAME_KEY, config.schedule, allowed)
     if setup.smoothness.interval is not None:
@@ -247,7 +247,7 @@ def _check_set_once(setup: StudySetup) -> None:
 
 def check_workers(setup: StudySetup, cell: Cell, params: Mapping[str, Value]) -> None:
     """Raise ConfigError if the workers of local SGD cannot share a batch."""
-    schedule = setup.training().resolve(Trial(cell, 0, params)).local
+    schedule = setup.trial_settings().resolve(Trial(cell, 0, params)).local
     if not schedule.on:
         return
     if setup.smoothness.interval is not None:
@@ -287,7 +287,7 @@ def check_effects(setup: StudySetup) -> list[str]:
         allowed = f"one of study.sparsities {study.sparsities}, or omitted"
         raise ConfigError("pruning.sparsity", sparsity, allowed)
     notes = []
-    if setup.goal.early_reject and not setup.goal_of_trials.is_pointwise:
+    if setup.goal.early_reject and not setup.built_goal.is_pointwise:
         notes.append(f"no check stops early, because goal.rule {setup.goal.rule} needs each value")
     if sparsity and study.sparsities != [sparsity]:
         notes.append(

@@ -79,7 +79,7 @@ def check_plug_ins(setup: StudySetup) -> list[str]:
 
 def foreign_plug_ins(setup: StudySetup) -> list[PlugIn]:
     """Return the plug-ins of a study that are not part of lit_dps, each once."""
-    training = setup.training()
+    training = setup.trial_settings()
     found = [*_goal_rules(setup), *_statistics(setup), *_readings(training), *_schedules(setup)]
     for smallest in smallest_trials(setup):
         for trial in trials_with_each_choice(setup, smallest):
@@ -94,7 +94,7 @@ def is_foreign(kind: type) -> bool:
 
 
 def _goal_rules(setup: StudySetup) -> Iterator[PlugIn]:
-    goal = setup.goal_of_trials
+    goal = setup.built_goal
     rule = goal_rule_of(goal.rule, goal.options)
     if is_foreign(type(rule)):
         call = _call_text(goal.rule, goal.options)

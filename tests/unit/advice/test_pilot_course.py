@@ -162,7 +162,7 @@ def test_a_pilot_that_missed_its_goal_is_a_lower_bound_and_nothing_else_runs(cap
 
 
 def test_a_goal_that_is_met_at_the_first_validation_tells_no_steps(capsys):
-    interval = setup().goal_of_trials.check_interval
+    interval = setup().built_goal.check_interval
     store = FakeStore(pilot=pilot(steps=interval, steps_run=interval))
     question = question_with(store, 1e-5)
     ask_by_pilot(question, PLAN, clock(), StopRequest())
@@ -176,7 +176,7 @@ def test_validations_are_as_long_as_along_the_pilot():
     assert question.checks.seconds == pytest.approx(0.002)
     vars(question).pop("checks")
     question.times.check_by_batch = 0.2
-    interval = question.setup.goal_of_trials.check_interval
+    interval = question.setup.built_goal.check_interval
     # At B = 4, half of a validation is for its number of batches.
     assert question.checks.seconds_per_step(4) == pytest.approx(0.002 / interval)
     assert question.checks.seconds_per_step(8) == pytest.approx(0.0015 / interval)

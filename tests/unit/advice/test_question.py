@@ -45,7 +45,7 @@ def test_a_step_has_the_share_of_a_validation_at_its_batch_size():
     times = StepTimes(TIMED, check=0.05, largest=8, reason=FULL, is_memory_full=True)
     times.check_by_batch = 0.4
     question = dataclasses.replace(question_of(FULL), times=times)
-    interval = question.setup.goal_of_trials.check_interval
+    interval = question.setup.built_goal.check_interval
     for batch_size, check in ((1, 0.45), (4, 0.15), (8, 0.1), (64, 0.1)):
         step = question.step_time.at(batch_size).value
         seconds = question.step_seconds(batch_size, 1)

@@ -126,7 +126,7 @@ def test_a_study_beside_advice_is_of_the_same_workload(calibration, name, monkey
     advice = read_setup(["--config", str(folder / f"{workload.name}.yaml")])
     assert study.workload.model["class_path"] == advice.workload.model["class_path"]
     assert study.workload.data["class_path"] == advice.workload.data["class_path"]
-    goals = [setup.goal_of_trials for setup in (study, advice)]
+    goals = [setup.built_goal for setup in (study, advice)]
     for field in ("metric", "value", "check_interval", "max_steps"):
         assert getattr(goals[0], field) == getattr(goals[1], field)
     assert user_batch_size(advice.workload) in study.study.batch_sizes

@@ -33,7 +33,7 @@ def begin(model: str, sparsity: float) -> tuple:
     """What a trial of an animal begins with after its pruning pass."""
     made = setup(f"reaching.{model}")
     with made.workload.without_side_effects() as workload:
-        training = replace(made.training(), workload=workload)
+        training = replace(made.trial_settings(), workload=workload)
         trial = Trial(Cell(16, sparsity), 0, {"model.lr": 0.01})
         fit = TrialFit.of(training, Attempt(trial, training.goal.build()))
         seen = Begin()

@@ -264,7 +264,7 @@ def test_it_is_part_of_the_identity_where_it_is_on(tmp_path):
     url = f"sqlite:///{tmp_path}/study.db"
     for each in (plain, whole):
         study = dataclasses.replace(each.study, name=f"s{each.study.train_past_goal}")
-        declare(url, study, "w", each.goal_of_trials, each.identity(None), {})
+        declare(url, study, "w", each.built_goal, each.identity(None), {})
         check_unchanged(url, study.name, each.identity(None))
     assert [
         study_attributes(open_storage(url), name)["train_past_goal"] for name in ("sFalse", "sTrue")

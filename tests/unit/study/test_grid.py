@@ -200,10 +200,10 @@ def test_the_original_start_is_that_of_studies_without_the_key():
     ]
     assert starts[0].identity(data) == plain.identity(data) != starts[1].identity(data)
     assert starts[1].identity(data)["pruning"]["init"] == "reinit"
-    (run,) = [Attempt(Trial(Cell(16, 0.5), 0, PARAMS), plain.goal_of_trials)]
+    (run,) = [Attempt(Trial(Cell(16, 0.5), 0, PARAMS), plain.built_goal)]
     saved = Checkpoints(Path(), "a", 1.0, print)
     files = [
-        setup.training(saved).checkpoint_file(run, "interval loop").identity
+        setup.trial_settings(saved).checkpoint_file(run, "interval loop").identity
         for setup in (plain, *starts)
     ]
     assert files[0] == files[1] != files[2], "files of earlier versions are gone on from"
@@ -249,7 +249,7 @@ def test_each_method_of_an_axis_receives_the_options_that_it_takes():
     check(made)
     received = {}
     for cell in made.study.cells:
-        config = made.training().resolve(Trial(cell, 0, PARAMS)).pruning
+        config = made.trial_settings().resolve(Trial(cell, 0, PARAMS)).pruning
         received[config.method] = config.options
     assert received == {"snip": None, "rigl": options, "gradual": {"every": 7}}
     options = {"every": 7, "evry": 7}

@@ -21,7 +21,7 @@ def idle(space: dict[str, Any], model: str = "idle.Swallowing", **more: Any) -> 
     given, keywords = more.pop("arguments", {}), more.pop("keywords", {})
     made = setup(model, arguments=given, batch_sizes=[16], space={**LR, **space}, **more)
     made.workload.model["dict_kwargs"] = keywords
-    notes = idle_keys(made.training(), made)
+    notes = idle_keys(made.trial_settings(), made)
     return {note.partition(" ")[0]: note for note in notes}
 
 

@@ -164,7 +164,7 @@ def test_a_stored_metric_whose_name_became_a_column_is_kept_beside_it(tmp_path):
         {cell: [result(cell, 0, 8, params={"model.learning_rate": 0.1}, curve=curve)]},
         made.study.name,
         space=made.study.space,
-        goal=made.goal_of_trials,
+        goal=made.built_goal,
         identity=made.identity(data),
         config=made.config(),
     )

@@ -125,7 +125,7 @@ def notes_on_ranks(kind=ImageClassifier, network=NETWORK, **arguments) -> list[s
         "init_args": {"network": network, "optimizer": "sgd", "learning_rate": 0.01},
     }
     study = study_of(model, 1, devices=2, **arguments)
-    return check_parts(study.training(), Trial(Cell(16), 0, {}, 0), study)
+    return check_parts(study.trial_settings(), Trial(Cell(16), 0, {}, 0), study)
 
 
 def test_ranks_that_divide_a_batch_are_checked_like_accumulation():

@@ -40,7 +40,7 @@ def check(
         made = replace(made, workload=replace(made.workload, trainer=trainer))
     point = sobol_point(made.study.space, 0, 0)
     with made.workload.without_side_effects() as workload:
-        training = replace(made.training(), workload=workload)
+        training = replace(made.trial_settings(), workload=workload)
         return check_resume(training, Trial(Cell(batch_size, sparsity), 0, point), made)
 
 
@@ -109,7 +109,7 @@ def test_our_data_go_on_with_a_module_of_the_users():
     made = setup()
     made = replace(made, workload=Workload(own, DATA, {"accelerator": "cpu"}))
     trial = Trial(Cell(16, 0.5), 0, PARAMS)
-    assert check_resume(made.training(), trial, made) == []
+    assert check_resume(made.trial_settings(), trial, made) == []
 
 
 @pytest.mark.parametrize("data", ["NumberOrder", "Curriculum"])
