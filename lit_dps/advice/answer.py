@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from lit_dps.advice.branch_law import Branched
-from lit_dps.advice.next_probe import rank_probes
+from lit_dps.advice.next_probe import NextRun, next_run
 from lit_dps.advice.step_time import Seconds, StepTime
 from lit_dps.advice.terms import NO_TERMS, Terms
 from lit_dps.advice.time_draws import draw_step_seconds, draw_steps, near_probability
@@ -71,6 +71,7 @@ class Answer:
             examples.
         cut: Why the interval ends at its lower and at its upper end: `ASKED`, `KNOWN`, or "" if
             batch sizes beyond it are slower.
+        next_run: The run that narrows the answer most for its cost; None if no K is known.
         changes: Which measurements would change the answer most, a line each.
         assumed: What the answer assumes without a measurement, a line each.
     """
@@ -83,6 +84,7 @@ class Answer:
     cheapest: dict[str, Any] | None = None
     interval: tuple[float, float] | None = None
     cut: tuple[str, str] = ("", "")
+    next_run: NextRun | None = None
     changes: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
     rate: RateLaw | None = None
@@ -143,10 +145,12 @@ def answer(
     )
     without_best = replace(without_best, assumed=_assumptions(without_best, terms))
     if not len(table):
-        return without_best
+        return replace(without_best, next_run=next_run(law, sizes, sizes, step_time))
     fastest = _row_of_least(table, "hours_mean")
     near = rows_where(table, table["hours_mean"] <= NEAR * fastest["hours_mean"])
     best = _row_of_least(near, "device_hours")
+    near_sizes = sorted(set(near["batch_size"]))
+    run = next_run(law, sizes, near_sizes, step_time, int(best["devices"]))
     interval, cut = _interval(without_best, int(fastest["devices"]), terms, sizes)
     return replace(
         without_best,
@@ -155,7 +159,8 @@ def answer(
         cheapest=_row_of_least(table, "device_hours"),
         interval=interval,
         cut=cut,
-        changes=_changes(without_best, best, sizes, near),
+        next_run=run,
+        changes=_changes(without_best, best, run),
     )
 
 
@@ -290,25 +295,14 @@ def _interval(
     return (smallest, largest), (below, above)
 
 
-def _changes(
-    made: Answer, best: Mapping[str, Any], batch_sizes: Sequence[int], near: pd.DataFrame
-) -> tuple[str, ...]:
+def _changes(made: Answer, best: Mapping[str, Any], run: NextRun | None) -> tuple[str, ...]:
     """Return which measurements would narrow the time of the best row most, a line each."""
-    law, step_time = made.law, made.step_time
-    size, devices = best["batch_size"], int(best["devices"])
+    size = best["batch_size"]
     lines = []
-    if isinstance(law, Law) and len(law.draws):
-
-        def seconds(batch_size: float) -> float:
-            step = step_time.at(batch_size, devices) or step_time.at(batch_size, 1)
-            # It may not fit on one device, and an accumulated batch may have another loss.
-            return math.inf if step is None else step.value
-
-        table = rank_probes(law, batch_sizes, sorted(set(near["batch_size"])), seconds)
-        first = table.iloc[0]
+    if run is not None:
         lines.append(
-            f"One more run at B = {first['batch_size']:g} ({format_duration(first['cost'])} to "
-            f"the goal) should remove {100 * first['share']:.0f} % of the variance of log K."
+            f"One more run at B = {run.batch_size} ({format_duration(run.seconds)} to the goal) "
+            f"should remove {100 * run.share:.0f} % of the variance of log K."
         )
     if best["step_known"] != "fitted":
         lines.append(f"Its step time is {best['step_known']}: time some steps at B = {size:.0f}.")
@@ -317,8 +311,8 @@ def _changes(
             f"K at B = {size:.0f} is extrapolated. Half of such K on public runs were off by more "
             "than 12 %."
         )
-    is_measured = any(each.batch_size == size and not each.bound for each in law.observations)
-    if best["steps_known"] == "prior" and not is_measured:
+    measured = [each.batch_size for each in made.law.observations if not each.bound]
+    if best["steps_known"] == "prior" and size not in measured:
         lines.append(f"K at B = {size:.0f} rests on a prior. A run there replaces it.")
     return tuple(lines)
 

@@ -7,28 +7,24 @@ goal are bounds. Step times are from the runs, too.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from lit_dps.advice.answer import Answer, answer
-from lit_dps.advice.branch_law import Branched
-from lit_dps.advice.next_probe import law_with_prior, rank_probes
-from lit_dps.advice.result import Advice, NextRun
+from lit_dps.advice.answer import answer
+from lit_dps.advice.next_probe import law_with_prior, next_run, with_rate
+from lit_dps.advice.result import Advice
 from lit_dps.advice.run_table import RunTable
 from lit_dps.advice.step_time import Seconds, StepTime, Timed, fit_step_time
 from lit_dps.advice.terms import Terms
-from lit_dps.analysis.answer import NEAR
-from lit_dps.analysis.law import Law
 from lit_dps.analysis.observations import (
     AT_LEAST,
     AT_MOST,
     Observation,
     check_interval,
-    exact,
     medians,
     noise_of_minimum,
 )
@@ -122,6 +118,7 @@ def advise_on_runs(
         unknown = sorted(set(devices) - set(result.table["devices"]))
         if unknown and len(result.table):
             notes.append(f"No run was timed on {listed_numbers(unknown)} devices.")
+    run = next_run(law, sizes, sizes) if result is None else result.next_run
     return Advice(
         name=name,
         source="runs",
@@ -130,7 +127,7 @@ def advise_on_runs(
         answer=result,
         steps=law.predict(sizes),
         best_rates=evidence.best_rates,
-        next_run=next_run(law, sizes, step_time, result, evidence.best_rates),
+        next_run=with_rate(run, evidence.best_rates),
         notes=tuple(notes),
     )
 
@@ -346,7 +343,7 @@ def _timed_devices(runs: pd.DataFrame, step_time: StepTime) -> list[int]:
     return sorted({step.devices for step in _timed(runs)})
 
 
-# ---- What to answer, and the next run ----
+# ---- What to answer ----
 
 
 def _sizes_to_answer(runs: pd.DataFrame, asked: Sequence[int] | None) -> list[int]:
@@ -359,45 +356,3 @@ def _sizes_to_answer(runs: pd.DataFrame, asked: Sequence[int] | None) -> list[in
     low, high = min(sizes) / BEYOND, max(sizes) * BEYOND
     powers = [2**i for i in range(high.bit_length())]
     return sorted({*sizes, *(power for power in powers if power >= low)})
-
-
-def next_run(
-    law: Law | Branched,
-    sizes: Sequence[int],
-    step_time: StepTime | None,
-    result: Answer | None,
-    best_rates: Mapping[float, float],
-) -> NextRun | None:
-    """Return the run that narrows the answer most for its cost; None if no K is known.
-
-    The cost is the time of the run, or its examples without step times.
-    """
-    if isinstance(law, Branched) or not len(law.draws):
-        return None
-    devices = 1
-    targets: list[float] = [float(size) for size in sizes]
-    if result is not None and result.best is not None and result.fastest is not None:
-        devices = int(result.best["devices"])
-        is_near = result.table["hours_mean"] <= NEAR * result.fastest["hours_mean"]
-        targets = sorted(set(result.table.loc[is_near, "batch_size"]))
-
-    def cost(batch_size: float) -> float:
-        if step_time is None:
-            return batch_size
-        step = step_time.at(batch_size, devices)
-        return math.inf if step is None else step.value
-
-    known = [size for size in sizes if math.isfinite(cost(size))]
-    measured = exact(law.observations)
-    if len(measured) == 1:
-        # Below a measured batch size K grows about as 1 / B; above it, it is open.
-        known = [size for size in known if size > measured[0].batch_size] or known
-    if not known:
-        return None
-    first = rank_probes(law, known, targets, cost).iloc[0]
-    batch_size = int(first["batch_size"])
-    seconds = None
-    if step_time is not None:
-        seconds = float(first["cost"])
-    rate = best_rates.get(batch_size)
-    return NextRun(batch_size, float(first["steps"]), seconds, float(first["share"]), rate)

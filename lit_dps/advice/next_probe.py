@@ -7,16 +7,22 @@ law's constants, instead of linearised at one of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from lit_dps.advice.branch_law import Branched
+from lit_dps.advice.step_time import StepTime
 from lit_dps.analysis.critical_prior import default_prior, noise_scale_prior
 from lit_dps.analysis.law import Law, fit_law
 from lit_dps.analysis.law_verdict import Trust
 from lit_dps.analysis.observations import Observation, exact
+from lit_dps.analysis.tables import three_digits
 from lit_dps.core.noise_scale import NoiseScale
+from lit_dps.core.text import format_duration
 
 COST_EXPONENT = 0.4
 # Standard deviation of log K of a run between repetitions of seed and search, if it is unknown.
@@ -24,6 +30,34 @@ TYPICAL_NOISE = 0.1
 # Standard deviation of log K of one run between seeds, about the quartiles in
 # docs/results.md#repeats.
 SEED_SPREAD = 0.2
+
+
+class NextRun(NamedTuple):
+    """The run to do next.
+
+    Attributes:
+        batch_size: Examples of a step.
+        steps: Expected steps to the goal.
+        seconds: Expected seconds; None without step times.
+        share: The share of the variance of log K at the batch sizes near the best that it removes.
+        learning_rate: The best rate of earlier runs at this batch size; None without one.
+    """
+
+    batch_size: int
+    steps: float
+    seconds: float | None
+    share: float
+    learning_rate: float | None = None
+
+    def describe(self) -> str:
+        """Return the run as a sentence."""
+        duration = ""
+        if self.seconds is not None:
+            duration = f", {format_duration(self.seconds, 2)}"
+        return (
+            f"next run: B = {self.batch_size} (about {three_digits(self.steps)} steps{duration}); "
+            f"it should remove {self.share:.0%} of the variance of log K"
+        )
 
 
 def law_with_prior(
@@ -99,3 +133,51 @@ def rank_probes(
     table["share"] = table["gain"] / variance[n:].mean()
     table["worth"] = table["gain"] / table["cost"] ** COST_EXPONENT
     return table.sort_values("worth", ascending=False, ignore_index=True)
+
+
+def next_run(
+    law: Law | Branched,
+    sizes: Sequence[int],
+    targets: Sequence[float],
+    step_time: StepTime | None = None,
+    devices: int = 1,
+) -> NextRun | None:
+    """Return the run that narrows the answer most for its cost; None if no K is known.
+
+    The cost is the time of the run, or its examples without step times.
+
+    Args:
+        law: The law of all runs so far.
+        sizes: Batch sizes that could be run, in examples.
+        targets: Batch sizes that are asked for.
+        step_time: The model of the step time; None if no step was timed.
+        devices: The number of devices of the run.
+    """
+    if isinstance(law, Branched) or not len(law.draws):
+        return None
+
+    def cost(batch_size: float) -> float:
+        if step_time is None:
+            return batch_size
+        step = step_time.at(batch_size, devices) or step_time.at(batch_size, 1)
+        return math.inf if step is None else step.value
+
+    known = [size for size in sizes if math.isfinite(cost(size))]
+    measured = exact(law.observations)
+    if len(measured) == 1:
+        # Below a measured batch size K grows about as 1 / B; above it, it is open.
+        known = [size for size in known if size > measured[0].batch_size] or known
+    if not known:
+        return None
+    first = rank_probes(law, known, targets, cost).iloc[0]
+    seconds = None
+    if step_time is not None:
+        seconds = float(first["cost"])
+    return NextRun(int(first["batch_size"]), float(first["steps"]), seconds, float(first["share"]))
+
+
+def with_rate(run: NextRun | None, best_rates: Mapping[float, float]) -> NextRun | None:
+    """Return a run with the best rate at its batch size so far."""
+    if run is None:
+        return None
+    return run._replace(learning_rate=best_rates.get(run.batch_size))

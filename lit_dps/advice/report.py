@@ -16,7 +16,7 @@ from lit_dps.advice.answer import Answer
 from lit_dps.advice.batch_dependence import note_on
 from lit_dps.advice.branch_law import Branched
 from lit_dps.advice.branch_run import describe_forks, stored_forks
-from lit_dps.advice.existing_runs import next_run
+from lit_dps.advice.next_probe import with_rate
 from lit_dps.advice.pilot_evidence import PilotRun, best_rates_of_runs
 from lit_dps.advice.pilot_preview import Preview
 from lit_dps.advice.probe_study import failed_trials
@@ -107,16 +107,15 @@ def _advice(report: _Report, text: str) -> Advice:
     if question.plan is not None:
         best = best_rates_of_runs(report.record, question.plan)
         rates = {float(size): rate for size, rate in best.items()}
-    sizes = question.batch_sizes
     return Advice(
         name=question.setup.study.name,
         source="measured",
         goal=str(question.setup.built_goal),
         law=result.law,
         answer=result,
-        steps=result.law.predict(sizes),
+        steps=result.law.predict(question.batch_sizes),
         best_rates=rates,
-        next_run=next_run(result.law, sizes, question.step_time, result, rates),
+        next_run=with_rate(result.next_run, rates),
         notes=tuple(_notes(report)),
         full_text=text,
     )

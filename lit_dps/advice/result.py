@@ -8,19 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
 from lit_dps.advice.answer import HOUR, Answer
 from lit_dps.advice.branch_law import Branched
+from lit_dps.advice.next_probe import NextRun
 from lit_dps.advice.text import MARKS, is_same_row, render
 from lit_dps.analysis.intervals import Interval, estimate
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.observations import AT_LEAST, AT_MOST
-from lit_dps.analysis.tables import aligned, records, significant, three_digits
+from lit_dps.analysis.tables import aligned, records, significant
 from lit_dps.core.exit_codes import ExitCode
-from lit_dps.core.text import format_duration
 from lit_dps.report.document import (
     ANSWERED,
     NO_RESULT,
@@ -35,34 +35,6 @@ from lit_dps.report.document import (
 
 BOUNDS = {0: "exact", AT_LEAST: "at least", AT_MOST: "at most"}
 UNCERTAIN = ("steps", "hours", "device_hours", "cost")  # columns of the table with limits
-
-
-class NextRun(NamedTuple):
-    """The run to do next.
-
-    Attributes:
-        batch_size: Examples of a step.
-        steps: Expected steps to the goal.
-        seconds: Expected seconds; None without step times.
-        share: The share of the variance of log K at the batch sizes near the best that it removes.
-        learning_rate: The best rate of earlier runs at this batch size; None without one.
-    """
-
-    batch_size: int
-    steps: float
-    seconds: float | None
-    share: float
-    learning_rate: float | None = None
-
-    def describe(self) -> str:
-        """Return the run as a sentence."""
-        duration = ""
-        if self.seconds is not None:
-            duration = f", {format_duration(self.seconds, 2)}"
-        return (
-            f"next run: B = {self.batch_size} (about {three_digits(self.steps)} steps{duration}); "
-            f"it should remove {self.share:.0%} of the variance of log K"
-        )
 
 
 @dataclass(frozen=True)
