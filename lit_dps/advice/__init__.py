@@ -4,7 +4,7 @@ The thinking needs numbers alone, no torch and no database; this package exports
 order:
 
 1. `answer`: the table of times and costs, from a law, a model of the step time (`step_time`), and
-   prices (`terms`).
+   prices (`costs`).
 2. `branch_law`: a law from critical batch sizes along one run.
 3. `next_probe`: what a further run is worth. `text`: the answer as text.
 
@@ -15,8 +15,8 @@ configuration (`recommendation`).
 """
 
 from lit_dps.advice.answer import Answer, answer
-from lit_dps.advice.branch_law import Branched, Critical
+from lit_dps.advice.branch_law import Branched, CriticalRange
+from lit_dps.advice.costs import Checks, Costs
 from lit_dps.advice.next_probe import law_with_prior, rank_probes
 from lit_dps.advice.step_time import Link, StepTime, Timed, fit_step_time
-from lit_dps.advice.terms import Checks, Terms
 from lit_dps.advice.text import render

@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 
 from lit_dps.advice.branch_law import Branched
+from lit_dps.advice.costs import NO_COSTS, Costs
 from lit_dps.advice.next_probe import NextRun, next_run
 from lit_dps.advice.step_time import Seconds, StepTime
-from lit_dps.advice.terms import NO_TERMS, Terms
 from lit_dps.advice.time_draws import draw_step_seconds, draw_steps, near_probability
 from lit_dps.analysis.answer import NEAR
 from lit_dps.analysis.intervals import NORMAL_95
@@ -106,7 +106,7 @@ def answer(
     step_time: StepTime,
     batch_sizes: Sequence[int],
     devices: Sequence[int] = (1,),
-    terms: Terms = NO_TERMS,
+    costs: Costs = NO_COSTS,
     rate: RateLaw | None = None,
     seed_spread: float = 0.0,
 ) -> Answer:
@@ -127,7 +127,7 @@ def answer(
     Combinations without a K or a step time have no row.
     """
     sizes = list(map(int, batch_sizes))
-    table, hours = _make_table(law, step_time, sizes, devices, terms, seed_spread)
+    table, hours = _make_table(law, step_time, sizes, devices, costs, seed_spread)
     # Files and JSON of earlier versions have this column too.
     table["allowed"] = True
     table["near_probability"] = 0.0
@@ -139,11 +139,11 @@ def answer(
         step_time,
         table,
         rate=rate,
-        price=terms.price,
+        price=costs.price,
         seed_spread=seed_spread,
-        check_interval=0.0 if terms.checks is None else terms.checks.interval,
+        check_interval=0.0 if costs.checks is None else costs.checks.interval,
     )
-    without_best = replace(without_best, assumed=_assumptions(without_best, terms))
+    without_best = replace(without_best, assumed=_assumptions(without_best, costs))
     if not len(table):
         return replace(without_best, next_run=next_run(law, sizes, sizes, step_time))
     fastest = _row_of_least(table, "hours_mean")
@@ -151,7 +151,7 @@ def answer(
     best = _row_of_least(near, "device_hours")
     near_sizes = sorted(set(near["batch_size"]))
     run = next_run(law, sizes, near_sizes, step_time, int(best["devices"]))
-    interval, cut = _interval(without_best, int(fastest["devices"]), terms, sizes)
+    interval, cut = _interval(without_best, int(fastest["devices"]), costs, sizes)
     return replace(
         without_best,
         best=best,
@@ -179,7 +179,7 @@ def _make_table(
     step_time: StepTime,
     batch_sizes: Sequence[int],
     devices: Sequence[int],
-    terms: Terms,
+    costs: Costs,
     seed_spread: float = 0.0,
 ) -> tuple[pd.DataFrame, np.ndarray]:
     """Return the table of `answer` up to its costs, and draws (DRAWS, n) of hours of its n rows."""
@@ -188,7 +188,7 @@ def _make_table(
     predictions = law.predict(batch_sizes)
     predictions = rows_where(predictions, predictions["known"] != "refused")
     # A run ends at a check, so it takes at least one check interval.
-    fewest = 0.0 if terms.checks is None else terms.checks.interval
+    fewest = 0.0 if costs.checks is None else costs.checks.interval
     k_draws = np.maximum(draw_steps(law, predictions), fewest)
     for i, prediction in enumerate(predictions.to_dict("records")):
         batch_size = prediction["batch_size"]
@@ -210,11 +210,11 @@ def _make_table(
                 "examples": CONSTANT_BATCH.examples_of(steps.value, batch_size),
             }
             seconds = draw_step_seconds((step.value, step.low, step.high), count)
-            checking = terms.check_seconds_per_step(batch_size, count)
+            checking = costs.check_seconds_per_step(batch_size, count)
             seconds = seconds + checking
             hours.append(k_draws[:, i] * seconds / HOUR)
             row["hours_mean"] = float(hours[-1].mean())
-            rows.append(row | _costs(steps, step, checking, count, terms.price))
+            rows.append(row | _costs(steps, step, checking, count, costs.price))
     return pd.DataFrame(rows, columns=COLUMNS), np.array(hours).T
 
 
@@ -263,7 +263,7 @@ def _is_pareto(table: pd.DataFrame) -> Any:
 
 
 def _interval(
-    made: Answer, devices: int, terms: Terms, batch_sizes: Sequence[int]
+    made: Answer, devices: int, costs: Costs, batch_sizes: Sequence[int]
 ) -> tuple[tuple[float, float], tuple[str, str]]:
     """Return the batch sizes within 10 % of the least time on some devices.
 
@@ -276,7 +276,7 @@ def _interval(
     else:
         grid = np.geomspace(min(batch_sizes), max(batch_sizes), GRID_SIZE)
         grid = np.unique(np.round(grid).astype(int))
-    of_grid = Terms(checks=terms.checks)
+    of_grid = Costs(checks=costs.checks)
     fine, _ = _make_table(made.law, made.step_time, list(grid), [devices], of_grid)
     hours = fine["hours_mean"].to_numpy(float)
     is_near = hours <= NEAR * hours.min()
@@ -317,7 +317,7 @@ def _changes(made: Answer, best: Mapping[str, Any], run: NextRun | None) -> tupl
     return tuple(lines)
 
 
-def _assumptions(made: Answer, terms: Terms) -> tuple[str, ...]:
+def _assumptions(made: Answer, costs: Costs) -> tuple[str, ...]:
     """Return what the rows assume without a measurement, a line each."""
     law, table, rate = made.law, made.table, made.rate
     if not len(table):
@@ -341,21 +341,21 @@ def _assumptions(made: Answer, terms: Terms) -> tuple[str, ...]:
     if "predicted" in set(table["step_known"]):
         lines.append(f"Predicted step times assume {made.step_time.link}.")
     is_for_several = len(set(table["devices"])) > 1
-    if is_for_several and _share_of_checks(table, terms) >= SHARE_TO_MENTION:
+    if is_for_several and _share_of_checks(table, costs) >= SHARE_TO_MENTION:
         lines.append(
             "Times assume that a validation takes the same time on every number of devices."
         )
-    if terms.checks is None:
+    if costs.checks is None:
         lines.append(
             "Times exclude validation, checkpoints and slower data loading than was timed."
         )
     return tuple(lines)
 
 
-def _share_of_checks(table: pd.DataFrame, terms: Terms) -> float:
+def _share_of_checks(table: pd.DataFrame, costs: Costs) -> float:
     """Return the largest share of validation in the time of a row."""
     shares = []
     for row in table.to_dict("records"):
-        checking = terms.check_seconds_per_step(row["batch_size"], row["devices"])
+        checking = costs.check_seconds_per_step(row["batch_size"], row["devices"])
         shares.append(checking / (checking + row["step_seconds"]))
     return max(shares)

@@ -22,7 +22,7 @@ ADAPTIVE_EXPONENT = 0.5  # for optimizers like Adam
 PLAIN_EXPONENT = 1.0  # for SGD
 
 
-class Critical(NamedTuple):
+class CriticalRange(NamedTuple):
     """The limits of the critical batch size at a step of the run.
 
     `high` is infinite if no branch surely lost progress.
@@ -57,7 +57,7 @@ class Branched:
 
     batch_size: int
     steps: int
-    forks: Sequence[Critical]
+    forks: Sequence[CriticalRange]
     largest: int
     met: bool
     observations: tuple[Observation, ...] = field(default=(), init=False)
@@ -128,7 +128,7 @@ class Branched:
         return RateLaw(scale, exponent, math.nan, math.nan, self.reach, key)
 
     @property
-    def critical(self) -> Critical:
+    def critical(self) -> CriticalRange:
         """The critical batch size at the last fork."""
         return self.forks[-1]
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lit_dps.advice.branch_law import Branched, Critical
+from lit_dps.advice.branch_law import Branched, CriticalRange
 from lit_dps.advice.options import Clock, print_line
 from lit_dps.advice.step_probe import of_one_device
 from lit_dps.advice.user_workload import user_batch_size
@@ -197,7 +197,7 @@ def branch_law(stored: Mapping[str, Any], setup: StudySetup) -> Branched | None:
     critical = []
     largest = 0
     for fork in forks:
-        critical.append(Critical(fork.step, *map(float, fork.critical)))
+        critical.append(CriticalRange(fork.step, *map(float, fork.critical)))
         largest = max(largest, fork.batch_size * max(fork.factors))
     steps_to_goal = stored.get("branch_steps")
     steps = steps_to_goal or setup.built_goal.max_steps

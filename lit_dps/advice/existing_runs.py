@@ -15,11 +15,11 @@ import numpy as np
 import pandas as pd
 
 from lit_dps.advice.answer import answer
+from lit_dps.advice.costs import Costs
 from lit_dps.advice.next_probe import law_with_prior, next_run, with_rate
 from lit_dps.advice.result import Advice
 from lit_dps.advice.run_table import RunTable
 from lit_dps.advice.step_time import Seconds, StepTime, Timed, fit_step_time
-from lit_dps.advice.terms import Terms
 from lit_dps.analysis.observations import (
     AT_LEAST,
     AT_MOST,
@@ -114,7 +114,7 @@ def advise_on_runs(
     if step_time is not None:
         if devices is None:
             devices = _timed_devices(table.runs, step_time)
-        result = answer(law, step_time, sizes, devices, Terms(price), rate)
+        result = answer(law, step_time, sizes, devices, Costs(price), rate)
         unknown = sorted(set(devices) - set(result.table["devices"]))
         if unknown and len(result.table):
             notes.append(f"No run was timed on {listed_numbers(unknown)} devices.")

@@ -41,7 +41,7 @@ from lit_dps.core.record import StudyRecord
 from lit_dps.core.text import format_duration, number_text
 from lit_dps.core.trial import Status, TrialResult
 from lit_dps.parallel.process import StopRequest
-from lit_dps.report.no_result import best_value
+from lit_dps.report.no_result import best_validation
 from lit_dps.study.failures import AllFail
 
 # The most time of all runs together, in pilots: if a device is not full at B0, and if it is.
@@ -437,7 +437,7 @@ def outcome_of(result: TrialResult, goal: Goal) -> Outcome:
     """Return how a run ended."""
     if result.steps is not None:
         return Outcome(MET, result.steps)
-    best = best_value(goal, [result])
+    best = best_validation(goal, [result])
     has_failed = result.status in (Status.INFEASIBLE, Status.FAILED, Status.STOPPED)
     if has_failed or best is None:
         return Outcome(DIVERGED, math.inf)

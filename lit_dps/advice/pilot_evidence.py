@@ -14,7 +14,7 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.noise_scale import NoiseScale, noise_scale
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import NOISE_SCALE, Status, TrialResult
-from lit_dps.report.no_result import best_value
+from lit_dps.report.no_result import best_validation
 
 # The first half of a run does not count: at the begin the noise scale is far below B_crit.
 NOISE_FROM = 0.5
@@ -117,7 +117,7 @@ class PilotRun:
 
 def _best_metric(run: TrialResult, goal: Goal) -> float | None:
     """Return the best value of the goal's metric along a run; None if no finite one is exact."""
-    best = best_value(goal, [run])
+    best = best_validation(goal, [run])
     if best is None or not best.exact:
         return None
     return best.value

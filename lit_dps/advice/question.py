@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from lit_dps.advice.answer import Answer, answer
 from lit_dps.advice.batch_dependence import allows_accumulation
 from lit_dps.advice.branch_run import branch_law
+from lit_dps.advice.costs import Checks, Costs
 from lit_dps.advice.next_probe import SEED_SPREAD, law_with_prior
 from lit_dps.advice.options import Options
 from lit_dps.advice.pilot_evidence import (
@@ -22,7 +23,6 @@ from lit_dps.advice.pilot_plan import PilotPlan, RuledRate
 from lit_dps.advice.probe_study import Probes
 from lit_dps.advice.step_probe import StepTimes
 from lit_dps.advice.step_time import Link, StepTime, fit_step_time
-from lit_dps.advice.terms import Checks, Terms
 from lit_dps.advice.user_workload import Decay, rate_key, user_batch_size
 from lit_dps.storage.advice_store import AdviceStore
 from lit_dps.study.setup import StudySetup
@@ -187,8 +187,8 @@ def conclude(question: Question) -> Answer:
     options = question.options
     setup = question.probes.setup
     # `fit` makes full validations; validations of probes stop early.
-    terms = Terms(options.price, question.checks)
-    asked = question.step_time, question.batch_sizes, options.devices, terms
+    costs = Costs(options.price, question.checks)
+    asked = question.step_time, question.batch_sizes, options.devices, costs
     stored = question.store.read()
     if question.plan is None:
         law = branch_law(stored, question.setup)

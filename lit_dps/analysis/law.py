@@ -34,8 +34,8 @@ from lit_dps.analysis.law_fit import (
     weighted_fit,
 )
 from lit_dps.analysis.law_verdict import (
+    LawVerdict,
     Trust,
-    Verdict,
     judge_data,
     judge_fit,
     judge_prior,
@@ -94,7 +94,7 @@ class Law:
     """
 
     observations: tuple[Observation, ...]
-    verdict: Verdict = Verdict()
+    verdict: LawVerdict = LawVerdict()
     fit: LawConstants | None = None
     prior: CriticalPrior | None = None
     beyond: Law | None = None
@@ -414,7 +414,7 @@ def fit_law(
     if not unit.has_law:
         why_inapplicable = f"K* counts {unit.axis}, but c1 / B + c2 is a law of steps"
     if why_inapplicable:
-        verdict = Verdict(Trust.MEASURED, why_inapplicable)
+        verdict = LawVerdict(Trust.MEASURED, why_inapplicable)
     law = Law(
         observations,
         verdict,
@@ -458,7 +458,7 @@ def relative_law(batch_size: float, prior: CriticalPrior | None = None) -> Law:
     c1 = 1 / (1 / batch_size + 1 / critical)
     return Law(
         (Observation(batch_size, 1.0),),
-        Verdict(Trust.PREDICTED, reason),
+        LawVerdict(Trust.PREDICTED, reason),
         prior=prior,
         error=0.0,
         draws=np.stack([c1, c1 / critical], axis=1),

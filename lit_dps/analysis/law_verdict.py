@@ -44,7 +44,7 @@ class Trust(IntEnum):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class LawVerdict:
     """Which answers of a law can be trusted, and why not all.
 
     Attributes:
@@ -65,30 +65,30 @@ class Verdict:
         return f"{self.reason}; {self.advice}"
 
 
-def judge_data(observations: Sequence[Observation]) -> Verdict:
+def judge_data(observations: Sequence[Observation]) -> LawVerdict:
     """Return the verdict before any fit: whether the observations determine a law."""
     sizes = [o.batch_size for o in exact(observations)]
     if len(sizes) < MIN_BATCH_SIZES:
-        return Verdict(Trust.MEASURED, _too_few(observations, sizes))
+        return LawVerdict(Trust.MEASURED, _too_few(observations, sizes))
     if max(sizes) <= MIN_RANGE * min(sizes):
         span = max(sizes) / min(sizes) - 1
         reason = (
             f"all batch sizes are within {100 * span:.0f} %: {listed_numbers(sizes)}; the largest "
             f"must exceed {MIN_RANGE:g} times the smallest"
         )
-        return Verdict(Trust.MEASURED, reason)
-    return Verdict()
+        return LawVerdict(Trust.MEASURED, reason)
+    return LawVerdict()
 
 
-def judge_prior(observations: Sequence[Observation], prior: CriticalPrior) -> Verdict:
+def judge_prior(observations: Sequence[Observation], prior: CriticalPrior) -> LawVerdict:
     """Return the verdict on a law that uses a prior of B_crit, with at least one K."""
     rise = rise_of_k(observations)
     if rise:
-        return Verdict(Trust.MEASURED, rise)
+        return LawVerdict(Trust.MEASURED, rise)
     measured = exact(observations)
     sizes = listed_numbers([o.batch_size for o in measured])
     reason = f"K is measured only at B = {sizes}; elsewhere it is predicted from {prior.source}"
-    return Verdict(Trust.PREDICTED, reason)
+    return LawVerdict(Trust.PREDICTED, reason)
 
 
 def _too_few(observations: Sequence[Observation], sizes: Sequence[float]) -> str:
@@ -112,7 +112,7 @@ def judge_fit(
     critical: Interval,
     misfit: float,
     misfit_beyond_noise: float,
-) -> Verdict:
+) -> LawVerdict:
     """Return the verdict on a fit: whether K rises, the law fits, and the range shows B_crit.
 
     Args:
@@ -124,31 +124,31 @@ def judge_fit(
     measured = exact(observations)
     rise = rise_of_k(measured)
     if rise:
-        return Verdict(Trust.MEASURED, rise)
+        return LawVerdict(Trust.MEASURED, rise)
     if misfit_beyond_noise > MAX_MISFIT:
         reason = f"c1 / B + c2 does not fit: it misses K by {misfit:.0%}"
-        return Verdict(Trust.INTERPOLATED, reason)
+        return LawVerdict(Trust.INTERPOLATED, reason)
     # The fit hardly moves for one lower bound, so its misfit does not show this contradiction.
     contradiction = rise_of_k(observations)
     if contradiction:
-        return Verdict(Trust.INTERPOLATED, contradiction)
+        return LawVerdict(Trust.INTERPOLATED, contradiction)
     low = measured[0].batch_size
     high = measured[-1].batch_size
     fall = math.log(fit.steps(low) / fit.steps(high))
     if fall < MIN_DECLINE:
         share = 1 - math.exp(-fall)
         reason = f"K is flat: it falls by {share:.0%} from B = {low:g} to {high:g}"
-        return Verdict(Trust.PREDICTED, reason, advice="measure smaller batch sizes")
+        return LawVerdict(Trust.PREDICTED, reason, advice="measure smaller batch sizes")
     bound = critical.low
     if high < MIN_SHARE_OF_CRITICAL * fit.critical_batch_size:
         advice = "measure larger batch sizes"
-        return Verdict(Trust.PREDICTED, f"B_crit > {three_digits(bound)}", bound, advice)
+        return LawVerdict(Trust.PREDICTED, f"B_crit > {three_digits(bound)}", bound, advice)
     if critical.high > MAX_SPAN * bound:
         interval = f"[{three_digits(bound)}, {three_digits(critical.high)}]"
         reason = f"B_crit is only known within {interval}"
         advice = "measure more batch sizes, or run more trials"
-        return Verdict(Trust.PREDICTED, reason, bound, advice)
-    return Verdict()
+        return LawVerdict(Trust.PREDICTED, reason, bound, advice)
+    return LawVerdict()
 
 
 def rise_of_k(ascending: Sequence[Observation]) -> str:

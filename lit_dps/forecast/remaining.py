@@ -23,7 +23,7 @@ from lit_dps.storage.urls import sqlite_file
 from lit_dps.study.setup import StudySetup
 
 # The ratio of a quantity of a cell to the same quantity at another batch size.
-Ratio = Callable[[Cell, int], float]
+StepRatio = Callable[[Cell, int], float]
 # Parts of an identity that two studies with the same K* share.
 _SHARED_BY_PROBES = ("model", "data", "goal", "pruning", "optim", "local", "batch")
 
@@ -98,7 +98,7 @@ def laws_of(record: StudyRecord | None) -> dict[Series, Law]:
     return laws
 
 
-def ratio_by_laws(laws: Mapping[Series, Law]) -> Ratio:
+def ratio_by_laws(laws: Mapping[Series, Law]) -> StepRatio:
     """Return the ratio of steps at two batch sizes of a series, by a law.
 
     A series without a law has the ratio of the first one with a law. The ratio is 1 if no law
@@ -157,7 +157,7 @@ def ratio_one(cell: Cell, batch_size: int) -> float:
 
 
 def mean_of_nearest_batch_size(
-    values: Mapping[Cell, Iterable[float]], cells: Iterable[Cell], ratio: Ratio = ratio_one
+    values: Mapping[Cell, Iterable[float]], cells: Iterable[Cell], ratio: StepRatio = ratio_one
 ) -> dict[Cell, float] | None:
     """Return for each cell the mean of the values at the nearest batch size.
 
@@ -201,7 +201,7 @@ def expected_work(
     points: Points,
     results: Mapping[Cell, Sequence[TrialResult]],
     check_interval: int,
-    ratio: Ratio = ratio_one,
+    ratio: StepRatio = ratio_one,
 ) -> dict[Cell, Work] | None:
     """Return the work of each cell at the mean steps of finished trials; None without any.
 
@@ -270,7 +270,7 @@ def expected_repeat_work(
     points: Points,
     record: StudyRecord | None,
     check_interval: int,
-    ratio: Ratio = ratio_one,
+    ratio: StepRatio = ratio_one,
 ) -> dict[Cell, Work] | None:
     """Return the work of each cell's repeats, if its best points stay the best.
 

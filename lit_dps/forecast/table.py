@@ -15,7 +15,7 @@ from lit_dps.core.text import WIDTH, format_duration
 from lit_dps.core.trial import Cell
 from lit_dps.forecast.remaining import (
     Points,
-    Ratio,
+    StepRatio,
     Work,
     expected_repeat_work,
     expected_work,
@@ -168,7 +168,7 @@ def _remaining(
     record: StudyRecord | None,
     timing: Timing,
     basis: StudyRecord | None,
-    ratio: Ratio,
+    ratio: StepRatio,
 ) -> Remaining:
     """Return what remains of a study.
 

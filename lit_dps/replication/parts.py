@@ -44,7 +44,7 @@ class Machine(NamedTuple):
     torch: str
 
 
-class Scale(NamedTuple):
+class StudySize(NamedTuple):
     """The size of a study. The fields are compared in this order."""
 
     at_papers_goal: bool = False  # it met the paper's goal, or a harder one
@@ -143,9 +143,9 @@ class Part:
         return self.study.record.trials * len(self.study.cells)
 
     @property
-    def scale(self) -> Scale:
+    def scale(self) -> StudySize:
         """The size of the study."""
-        return Scale(self._is_at_papers_goal(), self.is_whole, self.finished)
+        return StudySize(self._is_at_papers_goal(), self.is_whole, self.finished)
 
     @property
     def width(self) -> Width:
@@ -183,13 +183,13 @@ def judge_parts(parts: Sequence[Part]) -> list[Judgement]:
     return judge_claims(studies, commands)
 
 
-def scale_of(judgement: Judgement, parts: Sequence[Part]) -> Scale:
+def scale_of(judgement: Judgement, parts: Sequence[Part]) -> StudySize:
     """Return the scale of a judgement's study, or of the smaller study of a pair."""
     scales = []
     for part in parts:
         if part.name in judgement.studies:
             scales.append(part.scale)
-    return min(scales, default=Scale())
+    return min(scales, default=StudySize())
 
 
 def table(rows: Sequence[Mapping[str, str]]) -> str:

@@ -29,7 +29,7 @@ COUNT_HEADS = {
 
 
 @dataclass(frozen=True)
-class BestValue:
+class BestValidation:
     """The best value of the goal's metric that a trial reached.
 
     Attributes:
@@ -70,13 +70,13 @@ def have_diverged(summary: CellSummary) -> bool:
     return trials > 0 and summary.counts[Status.INFEASIBLE] == trials
 
 
-def best_value(goal: Goal, trials: Sequence[TrialResult]) -> BestValue | None:
+def best_validation(goal: Goal, trials: Sequence[TrialResult]) -> BestValidation | None:
     """Return the best value of the goal's metric at any validation; None without a finite one.
 
     A validation that stopped early (`goal.early_reject`) has a bound in place of the value. Bounds
     count only if no validation of these trials is exact.
     """
-    values: list[BestValue] = []
+    values: list[BestValidation] = []
     for result in trials:
         values += _finite_values(goal, result)
     if not values:
@@ -86,20 +86,20 @@ def best_value(goal: Goal, trials: Sequence[TrialResult]) -> BestValue | None:
     return min(candidates, key=lambda each: (sign * each.value, each.step))
 
 
-def _finite_values(goal: Goal, result: TrialResult) -> list[BestValue]:
+def _finite_values(goal: Goal, result: TrialResult) -> list[BestValidation]:
     """Return the finite values of the goal's metric along a trial."""
     values = result.curve.get(goal.metric, [])
     exact = result.curve.get("exact", [1] * len(values))
     finite = []
     for step, value, is_exact in zip(result.curve.get("step", []), values, exact, strict=False):
         if math.isfinite(value):
-            finite.append(BestValue(float(value), int(step), bool(is_exact), result))
+            finite.append(BestValidation(float(value), int(step), bool(is_exact), result))
     return finite
 
 
 def missed_text(goal: Goal, cell: CellSummary) -> str:
     """Return what the trials of a cell without K* reached, in one line; empty if unknown."""
-    best = best_value(goal, cell.trials)
+    best = best_validation(goal, cell.trials)
     parts = []
     if best is not None:
         parts.append(f"best {goal.metric} {best.text(goal)}")
@@ -134,7 +134,7 @@ def no_result_table(goal: Goal, cells: Sequence[CellSummary]) -> list[str]:
             statuses.append(status)
     rows = []
     for cell in cells:
-        best = best_value(goal, cell.trials)
+        best = best_validation(goal, cell.trials)
         row = cell_texts(cell.cell)
         row[f"best {goal.metric}"] = "-" if best is None else best.text(goal)
         for status in statuses:
@@ -156,7 +156,7 @@ def advice(record: StudyRecord, cells: Sequence[CellSummary]) -> list[str]:
         lines.append(_divergence_advice(record, diverged, len(trials)))
     if diverged == len(trials):
         return lines
-    best = best_value(goal, trials)
+    best = best_validation(goal, trials)
     if best is None:
         lines.append(f"No validation has a finite {goal.metric}. Check what validation_step logs.")
         return lines
@@ -170,7 +170,7 @@ def advice(record: StudyRecord, cells: Sequence[CellSummary]) -> list[str]:
     return lines
 
 
-def _goal_advice(goal: Goal, best: BestValue, name: str) -> str:
+def _goal_advice(goal: Goal, best: BestValidation, name: str) -> str:
     """Return whether to raise max_steps or to choose an easier goal, by the best trial."""
     last = best.result.curve["step"][-1]
     if goal.at_least and is_share(goal.metric) and 0 < best.value <= 1 < goal.value:

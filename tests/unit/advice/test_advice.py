@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from lit_dps.advice.answer import ASKED, KNOWN, answer
+from lit_dps.advice.costs import Checks, Costs
 from lit_dps.advice.step_time import Link, Timed, fit_step_time
-from lit_dps.advice.terms import Checks, Terms
 from lit_dps.advice.text import MAX_ROWS, render
 from lit_dps.analysis.law import fit_law
 from lit_dps.analysis.observations import Observation
@@ -24,8 +24,8 @@ LINE = fit_step_time([Timed(m, 0.01 + 1e-4 * m) for m in (8, 16, 64, 256)])
 
 
 def test_times_and_costs_are_those_of_law_and_step():
-    terms = Terms(price=2.0, checks=Checks(seconds=1.0, interval=100))
-    found = answer(LAW, LINE, BATCH, terms=terms)
+    costs = Costs(price=2.0, checks=Checks(seconds=1.0, interval=100))
+    found = answer(LAW, LINE, BATCH, costs=costs)
     row = found.table.iloc[3]
     seconds = (4e4 / 64 + 200) * (0.01 + 64e-4 + 0.01)
     assert row["hours"] == pytest.approx(seconds / 3600, rel=1e-4)
@@ -92,7 +92,7 @@ def test_steps_below_one_check_interval_are_one_interval_and_no_number():
     sizes = [16, 32, 64, 128, 256, 512]
     law = fit_law([Observation(float(b), 1600 / b + 5, noise=0.02) for b in sizes])
     flat = fit_step_time([Timed(m, 0.01 + 1e-6 * m) for m in (1, 8, 64, 512)])
-    result = answer(law, flat, sizes, terms=Terms(checks=Checks(0.0, 20.0)))
+    result = answer(law, flat, sizes, costs=Costs(checks=Checks(0.0, 20.0)))
     rows = result.table.set_index("batch_size")
     assert (rows.loc[[256, 512], "steps"] == 20).all()
     assert (rows["steps_low"] >= 20).all()
@@ -103,7 +103,7 @@ def test_steps_below_one_check_interval_are_one_interval_and_no_number():
     assert "<=" not in render(answer(law, flat, sizes))
     # Limits on both sides of the first check are no bound.
     noisy = fit_law([Observation(float(b), 1600 / b + 5, noise=0.5) for b in sizes])
-    result = answer(noisy, flat, sizes, terms=Terms(checks=Checks(0.0, 20.0)))
+    result = answer(noisy, flat, sizes, costs=Costs(checks=Checks(0.0, 20.0)))
     row = result.table.set_index("batch_size").loc[128]
     assert row["steps"] == 20 < row["steps_high"]
     assert "128 <= 20" not in " ".join(render(result).split())
@@ -121,8 +121,8 @@ def test_a_refused_law_answers_at_what_was_measured_alone(golden):
 
 def test_whole_texts(golden):
     rate = rate_law(BATCH[:4], [0.01 * math.sqrt(b) for b in BATCH[:4]])
-    terms = Terms(price=3.0, checks=Checks(0.1, 10))
-    golden.check("advice/rate.txt", render(answer(LAW, LINE, BATCH[:4], terms=terms, rate=rate)))
+    costs = Costs(price=3.0, checks=Checks(0.1, 10))
+    golden.check("advice/rate.txt", render(answer(LAW, LINE, BATCH[:4], costs=costs, rate=rate)))
     golden.check("advice/extrapolated.txt", render(answer(LAW, LINE, [8, 4096])))
     link = Link(10**6, 1e10)
     step = fit_step_time([Timed(m, 0.01 + 1e-4 * m) for m in (8, 32, 128)], link, largest=256)
@@ -135,8 +135,8 @@ def test_whole_texts(golden):
 def test_a_file_has_the_limits_of_a_table_of_any_width():
     rate = rate_law(BATCH[:4], [0.01 * math.sqrt(b) for b in BATCH[:4]])
     rate = dataclasses.replace(rate, name="rate_of_the_network_of_the_decoder_and_its_head")
-    terms = Terms(price=3.0, checks=Checks(0.1, 10))
-    found = answer(LAW, LINE, BATCH[:4], terms=terms, rate=rate)
+    costs = Costs(price=3.0, checks=Checks(0.1, 10))
+    found = answer(LAW, LINE, BATCH[:4], costs=costs, rate=rate)
     in_file, in_terminal = render(found), render(found, terminal=100)
     rows = [
         next(line for line in text.splitlines() if line.endswith("recommended"))
@@ -151,8 +151,8 @@ def test_a_file_has_the_limits_of_a_table_of_any_width():
 def test_a_narrow_terminal_has_fewer_details_and_no_longer_lines(width):
     rate = rate_law(BATCH[:4], [0.01 * math.sqrt(b) for b in BATCH[:4]])
     step = fit_step_time([Timed(m, 0.01 + 1e-4 * m) for m in (8, 32, 128)], Link(10**6, 1e10))
-    terms = Terms(price=3.0, checks=Checks(0.1, 10))
-    found = answer(LAW, step, BATCH, devices=(1, 2, 4, 8), terms=terms, rate=rate)
+    costs = Costs(price=3.0, checks=Checks(0.1, 10))
+    found = answer(LAW, step, BATCH, devices=(1, 2, 4, 8), costs=costs, rate=rate)
     text = render(found, terminal=width, file="answer.csv")
     assert max(map(len, text.splitlines())) <= width
     (head,) = [line for line in text.splitlines() if line.split()[:2] == ["B", "devices"]]
@@ -180,7 +180,7 @@ def test_rates_follow_their_power_law_within_what_was_measured():
 
 def test_the_figure_marks_what_is_predicted_and_what_is_recommended(golden):
     step = fit_step_time([Timed(m, 0.01 + 1e-4 * m) for m in (8, 32, 128)], link=Link(10**6, 1e10))
-    found = answer(LAW, step, BATCH, devices=(1, 4), terms=Terms(price=2.0))
+    found = answer(LAW, step, BATCH, devices=(1, 4), costs=Costs(price=2.0))
     figure = draw_advice(found.table, LAW.observations, found.best, found.price)
     steps, time, front = figure.axes
     golden.check("figures/advice.txt", figure_texts(figure))

@@ -8,13 +8,13 @@ import math
 import pytest
 
 from lit_dps.advice.answer import answer
-from lit_dps.advice.branch_law import Branched, Critical
+from lit_dps.advice.branch_law import Branched, CriticalRange
+from lit_dps.advice.costs import Checks, Costs
 from lit_dps.advice.step_time import Timed, fit_step_time
-from lit_dps.advice.terms import Checks, Terms
 from lit_dps.advice.text import render
 from tests.support.errors import raises_about
 
-FORKS = [Critical(10, 32, 64), Critical(50, 64, 128)]
+FORKS = [CriticalRange(10, 32, 64), CriticalRange(50, 64, 128)]
 LINE = fit_step_time([Timed(m, 0.01 + 1e-4 * m) for m in (8, 16, 64, 256)])
 
 
@@ -42,7 +42,7 @@ def test_forks_after_the_goal_say_nothing_of_the_way_to_it():
 
 
 def test_where_no_branch_surely_loses_the_largest_one_limits_the_expected_steps():
-    found = Branched(8, 64, [Critical(4, 8, math.inf)], 32, met=True)
+    found = Branched(8, 64, [CriticalRange(4, 8, math.inf)], 32, met=True)
     row = found.predict([32]).iloc[0]
     assert (
         row["steps"] == pytest.approx(4 / math.sqrt(2) + 60 / 2)
@@ -53,7 +53,7 @@ def test_where_no_branch_surely_loses_the_largest_one_limits_the_expected_steps(
 
 
 def test_where_all_branches_held_the_speed_up_is_perfect_from_the_first_fork_on(golden):
-    found = Branched(8, 64, [Critical(4, 32, math.inf)], 32, met=False)
+    found = Branched(8, 64, [CriticalRange(4, 32, math.inf)], 32, met=False)
     assert found.predict([32]).iloc[0][["low", "steps", "high"]].tolist() == [16, 17, 19]
     assert found.predict([64]).iloc[0]["known"] == "refused"
     assert len(found.notes) == 2
@@ -66,7 +66,7 @@ def test_the_answer_has_times_and_the_rate_of_the_branches(golden):
     assert [rate.at(b) for b in (32, 64, 256)] == [pytest.approx(0.1), pytest.approx(0.2), None]
     assert forks.rate("model.lr", 0.1, adaptive=True).at(128) == pytest.approx(0.2)
     found = answer(
-        forks, LINE, [16, 32, 64, 128, 256], terms=Terms(checks=Checks(0.1, 10)), rate=rate
+        forks, LINE, [16, 32, 64, 128, 256], costs=Costs(checks=Checks(0.1, 10)), rate=rate
     )
     assert found.table["batch_size"].tolist() == [32, 64, 128]
     row = found.table.iloc[1]

@@ -23,10 +23,10 @@ from lit_dps.advice.branch_run import (
     sentence_of_fork,
     stored_forks,
 )
+from lit_dps.advice.costs import Checks
 from lit_dps.advice.options import Clock, Options
 from lit_dps.advice.question import conclude
 from lit_dps.advice.step_time import Timed, fit_step_time
-from lit_dps.advice.terms import Checks
 from lit_dps.advice.user_workload import prepare_branches
 from lit_dps.core.errors import UserError
 from lit_dps.core.search_space import Range
@@ -222,7 +222,7 @@ def fork(url: str, seconds: float, kill_after: int | None = None) -> dict:
 KILLED = """
 import sys
 from lit_dps.advice import branch_run
-from lit_dps.advice.terms import Checks
+from lit_dps.advice.costs import Checks
 from tests.unit.advice import test_branch_run as test
 vars(branch_run).update(test.SHORT)
 test.fork(sys.argv[1], 600, kill_after=int(sys.argv[2]))

@@ -13,7 +13,7 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.delay import KEY, DelayLaw, critical_delay_rows, delay_of, stable_share
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.law_fit import LawConstants
-from lit_dps.analysis.law_verdict import Trust, Verdict
+from lit_dps.analysis.law_verdict import LawVerdict, Trust
 from lit_dps.analysis.tables import records
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Series
@@ -260,7 +260,9 @@ def test_a_joint_law_that_does_not_describe_k_has_no_critical_delay():
     found = study(lambda b, tau: 4e4 / b + 60 / stable_share(tau))
     (law,) = found.delay_laws
     assert len(critical_delay_rows([law])) == len(BATCH_SIZES)
-    refused = dataclasses.replace(law.joint, verdict=Verdict(Trust.INTERPOLATED, "it does not fit"))
+    refused = dataclasses.replace(
+        law.joint, verdict=LawVerdict(Trust.INTERPOLATED, "it does not fit")
+    )
     law = dataclasses.replace(law, joint=refused)
     assert not len(critical_delay_rows([law]))
     found.delay_laws = [law]

@@ -13,7 +13,7 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Status
 from lit_dps.report.no_result import (
     advice,
-    best_value,
+    best_validation,
     ended_without_result,
     is_without_k_star,
     missed_text,
@@ -104,10 +104,10 @@ def test_a_best_trial_at_the_end_of_a_range_asks_for_a_wider_one():
 )
 def test_bounds_of_checks_that_stopped_early_are_named(at_least, expected):
     goal = Goal(0.1, 100, 400, "val_error", at_least)
-    best = best_value(goal, [missed(4, 0, [0.2, 0.3, 0.4], exact=[0, 0, 0])])
+    best = best_validation(goal, [missed(4, 0, [0.2, 0.3, 0.4], exact=[0, 0, 0])])
     assert (best.value, best.step, best.exact) == expected
     assert best.text(goal).startswith("below " if at_least else "above ")
-    mixed = best_value(goal, [missed(4, 0, [0.2, 0.3, 0.4], exact=[0, 1, 0])])
+    mixed = best_validation(goal, [missed(4, 0, [0.2, 0.3, 0.4], exact=[0, 1, 0])])
     assert (mixed.value, mixed.exact) == (0.3, True)
 
 

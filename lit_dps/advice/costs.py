@@ -32,7 +32,7 @@ class Checks:
 
 
 @dataclass(frozen=True)
-class Terms:
+class Costs:
     """What a run costs besides its steps.
 
     Attributes:
@@ -50,4 +50,4 @@ class Terms:
         return self.checks.seconds_per_step(batch_size, devices)
 
 
-NO_TERMS = Terms()
+NO_COSTS = Costs()
