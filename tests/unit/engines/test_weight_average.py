@@ -104,7 +104,7 @@ def test_the_row_of_a_stack_has_the_precision_of_one_network():
     share = 2 ** (-2_000 / 1e6)
     assert rows.average.item() == pytest.approx(1.0625 - 0.0625 * share, rel=1e-12)
     assert averages["mean"].item() == pytest.approx(3 - 2 * share, rel=1e-12)
-    assert rows.checked_weights.dtype == rows.checked_buffers["mean"].dtype == torch.float32
+    assert rows.validated_weights.dtype == rows.validated_buffers["mean"].dtype == torch.float32
 
 
 def test_a_parameter_that_is_trained_later_has_an_average_of_its_own():
