@@ -349,7 +349,7 @@ class Analysis:
         return reading_rows(self.record)
 
     @cached_property
-    def noise_laws(self) -> dict[Series, NoiseLaw]:
+    def noise_law_of_series(self) -> dict[Series, NoiseLaw]:
         """The line through the gradient noise of each series (`gradient_noise`)."""
         return noise_laws(self.record)
 

@@ -60,7 +60,8 @@ class Observation:
 
     Attributes:
         batch_size: B, in examples.
-        k: K, or the bound of it, in the unit of K*; in steps in `Law.observations`.
+        k: K, or the bound of it, in the unit of K*. `Law.observations` has steps instead of
+            examples.
         noise: Standard error of log K between repetitions, which are seeds or searches; 0 if it is
             unknown.
         resolution: Cost between two validations, in the unit of K. The goal was met in
@@ -304,7 +305,7 @@ class _Runs(NamedTuple):
     batch_size: float
     steps: np.ndarray  # (n,), K, or the limit of a run that missed the goal; nan or inf without
     missed: np.ndarray  # (n,), whether a run missed the goal
-    resolution: float  # steps between two validations; 0 if unknown
+    resolution: float  # cost between two validations, in the unit of K*; 0 if unknown
 
 
 def check_interval(runs: pd.DataFrame) -> float:

@@ -240,8 +240,9 @@ class Goal:
         for column, limit in self.limits.items():
             if not (limit > 0 and math.isfinite(limit)):
                 raise ConfigError(f"goal.max_{column}", limit, "a positive number")
-        if self.metric in self.counted:
-            allowed = "another name, because the goal has a budget or a K* in this unit"
+        unit_named(self.unit)  # refuses an unknown one
+        if self.metric in (EXAMPLES.column, SECONDS.column):
+            allowed = "another name, because a curve counts what a trial spends under this one"
             raise ConfigError("goal.metric", self.metric, allowed)
 
     @cached_property

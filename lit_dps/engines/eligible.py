@@ -51,7 +51,7 @@ from lit_dps.engines.stackable_update import (
     reason_against_update,
     rests_without_gradients,
 )
-from lit_dps.engines.trial_settings import TrialSettings
+from lit_dps.engines.trial_settings import TrialConfig, TrialSettings
 from lit_dps.module import ImageClassifier, logs
 from lit_dps.optim import RULES, rule_of
 from lit_dps.optim.clipping import Clipping
@@ -101,17 +101,19 @@ def ineligibility_reason(
         trial: The trial.
         stacked: Whether to ask about training in a stack.
     """
+    config = settings.resolve(trial)
     try:
-        return _reason_against(settings, trial, stacked)
+        return _reason_against(settings, config, trial, stacked)
     except Exception as error:
         # A trial that cannot be built fails with this error in Lightning's loop. A module that
         # raises it only here trains there.
         return reason_of(error)
 
 
-def _reason_against(settings: TrialSettings, trial: Trial, stacked: bool) -> str | None:
+def _reason_against(
+    settings: TrialSettings, config: TrialConfig, trial: Trial, stacked: bool
+) -> str | None:
     """Return why the interval loop cannot train a trial; raises what code of the user raises."""
-    config = settings.resolve(trial)
     uses_local_sgd = config.local.on
     if stacked and uses_local_sgd:
         return "local SGD trains its workers one after another in one network"

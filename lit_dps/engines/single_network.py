@@ -185,7 +185,7 @@ class SingleNetwork(NetworkRows):
 
 
 class SingleSnapshot:
-    """The network of a run, for its validation. It has the interface of `Snapshots`."""
+    """The network of a run, for its validation. Loops call it like the `Snapshots` of a stack."""
 
     def __init__(self, run: NetworkRun):
         self._run = run

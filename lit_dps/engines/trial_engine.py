@@ -78,7 +78,8 @@ class TrialEngine:
             by the device (`RunGroup.choose_intervals`). Results do not depend on it.
         stacks_alone: Whether a network without company is a stack of one. On a GPU a stack trains
             by graphs, several times as fast at small batch sizes.
-        engine: The engine of the study; `LIGHTNING` trains all trials by Lightning's loop.
+        engine: `LIGHTNING` trains all trials by Lightning's loop. Other values do nothing here:
+            the study has turned them into `stack_size` and `stacks_alone`.
         callbacks: Further callbacks of the trials in Lightning's loop.
     """
 
@@ -173,7 +174,7 @@ class TrialEngine:
         return attempt.result()
 
     def _lightning_loop(self, reason: str) -> LightningLoop:
-        """Return the loop for trials that no faster loop trains for a reason."""
+        """Return Lightning's loop, which stores with a trial why no faster loop trains it."""
         return LightningLoop(self.settings, self.callbacks, reason)
 
     def _fail(self, attempt: Attempt, error: BaseException) -> None:

@@ -16,9 +16,9 @@ class NoisyQuadratic(LightningModule):
     """Copies of the quadratic 1/2 sum h_i w_i^2, h_i = 1 / i, with gradient noise of variance h_i.
 
     Zhang et al. 2019, "Which Algorithmic Choices Matter at Which Batch Sizes? Insights From a Noisy
-    Quadratic Model"; `tests/support/quadratic.py` computes it in closed form. The example x has the
-    loss 1/2 sum h w^2 + sum sqrt(h) x w, with x standard normal (`lit_dps.data.GradientNoise`), so
-    the gradient of a batch is h w + z, Var z = h / B.
+    Quadratic Model"; `tests/support/quadratic.py` of the repository computes it in closed form. The
+    example x has the loss 1/2 sum h w^2 + sum sqrt(h) x w, with x standard normal
+    (`lit_dps.data.GradientNoise`), so the gradient of a batch is h w + z, Var z = h / B.
 
     Logs `val_loss`, the mean of 1/2 sum h w^2 over the copies. It estimates the expected loss,
     which the paper's K* is about. The loss of one copy would meet a goal early by luck. All copies

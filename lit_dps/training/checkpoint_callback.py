@@ -51,7 +51,9 @@ class Paused(Exception):
 
 
 class CheckpointCallback(Callback):
-    """Saves the trainer's checkpoint after a validation, when all hooks of that step are done.
+    """Saves the trainer's checkpoint after a validation, and stops a trial that was asked to stop.
+
+    It does both when all hooks of that step are done.
 
     To resume, call `Trainer.fit` with the file as `ckpt_path` and a new callback. Several ranks
     save together, into the file of rank 0.

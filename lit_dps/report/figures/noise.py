@@ -56,7 +56,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     figure = new_figure(2.8 * len(every) + 0.4, 2.8)
     panels = figure.subplots(1, len(every), squeeze=False, sharey=True)[0]
     for ax, series in zip(panels, every, strict=True):
-        _draw_series(ax, rows_of(series, rows), study.noise_laws.get(series))
+        _draw_series(ax, rows_of(series, rows), study.noise_law_of_series.get(series))
         ax.set_title(legend(series))
     look.log_values_axis(panels[0], rows["noise"], 1.3, 1.3)
     panels[0].set_ylabel("noise: trace of the covariance\nof the gradient of an example")

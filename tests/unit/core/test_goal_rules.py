@@ -253,6 +253,7 @@ def test_a_budget_ends_a_run_at_the_check_that_has_spent_it(unit, limit, values,
         ("goal.max_seconds", -1.0, {"max_seconds": -1.0}),
         ("goal.max_seconds", INF, {"max_seconds": INF}),
         ("goal.metric", "seconds", {"metric": "seconds", "max_seconds": 1.0}),
+        ("goal.metric", "examples", {"metric": "examples"}),
     ],
 )
 def test_a_budget_that_is_no_budget_is_refused(key, value, arguments):
