@@ -95,8 +95,10 @@ def rests_on_medians(study: Analysis, *series: Series) -> bool:
 
 def laws_of(study: Analysis, *series: Series) -> list[Law]:
     """Return the laws for claims on steps: of medians if `rests_on_medians`, else of K*."""
-    over_seeds = rests_on_medians(study, *series)
-    return [study.law(each, over_seeds, study.search_noise) for each in series]
+    laws = study.laws
+    if rests_on_medians(study, *series):
+        laws = study.median_laws
+    return [laws[each] for each in series]
 
 
 def k_star_draws(study: Analysis, law: Law, cell: Cell) -> Draws:
