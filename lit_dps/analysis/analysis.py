@@ -37,7 +37,7 @@ from lit_dps.analysis.readings import curve_rows
 from lit_dps.analysis.repeats import RepeatSummary, repeat_rows, summarize_repeats
 from lit_dps.analysis.sparse_ratios import Ratio, ratio_bounds, ratios
 from lit_dps.analysis.step_seconds import StepSeconds, step_seconds
-from lit_dps.analysis.summary import CellSummary, cell_rows, summarize, trial_rows
+from lit_dps.analysis.summary import CellSummary, by_series, cell_rows, summarize, trial_rows
 from lit_dps.analysis.tables import Row, records
 from lit_dps.analysis.term_comparisons import term_ratio_rows
 from lit_dps.analysis.theory import theory_rows
@@ -97,6 +97,11 @@ class Analysis:
         return summarize(self.record)
 
     @cached_property
+    def cells_by_series(self) -> dict[Series, list[CellSummary]]:
+        """`cells`, by series."""
+        return by_series(self.cells)
+
+    @cached_property
     def by_cell(self) -> dict[Cell, CellSummary]:
         """`cells`, by cell."""
         return {summary.cell: summary for summary in self.cells}
@@ -128,8 +133,8 @@ class Analysis:
         """The law of K* of each series (`law.fit_law`)."""
         laws = {}
         for series in with_progress("laws fitted", self.record.series):
-            cells = [summary for summary in self.cells if summary.cell.series == series]
-            laws[series] = self._law_of(series, observations_of_cells(self.record, cells))
+            observations = observations_of_cells(self.record, self.cells_by_series[series])
+            laws[series] = self._law_of(series, observations)
         return laws
 
     def _law_of(

@@ -12,7 +12,6 @@ from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.answer import K_STAR
 from lit_dps.analysis.ramps import constant_series
 from lit_dps.analysis.rates import RateLaw
-from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import Row, cell_of, records, rows_of, three_digits, value_text, where
 from lit_dps.core.batch_schedule import CONSTANT, GROWING, NAME_KEY
 from lit_dps.core.record import StudyRecord, cell_text
@@ -77,7 +76,7 @@ def recommendation_sentences(study: Analysis, series: Series) -> list[str]:
         train = "So far, train"
     best = fastest["batch_size"]
     choice = f"{train} with batch size {best}{_parameters_text(study, cell_of(series, best))}"
-    sizes = [summary.cell.batch_size for summary in _cells_of(study, series)]
+    sizes = [summary.cell.batch_size for summary in study.cells_by_series[series]]
     sentences = [f"{choice}{_others_text(rows, fastest, sizes)}."]
     if len(sizes) == 1:
         sentences.append("It is the only batch size of the study.")
@@ -88,7 +87,7 @@ def recommendation_sentences(study: Analysis, series: Series) -> list[str]:
 
 def _is_pending(study: Analysis, series: Series) -> bool:
     """Return True if trials of a series have not finished."""
-    return any(summary.pending for summary in _cells_of(study, series))
+    return any(summary.pending for summary in study.cells_by_series[series])
 
 
 def _only_k_star(study: Analysis, series: Series) -> str:
@@ -105,14 +104,9 @@ def _rows_of(study: Analysis, series: Series) -> list[Row]:
     return [row for cell, row in study.answers.items() if cell.series == series]
 
 
-def _cells_of(study: Analysis, series: Series) -> list[CellSummary]:
-    """Return the cells of a series."""
-    return [summary for summary in study.cells if summary.cell.series == series]
-
-
 def _without_k_star(study: Analysis, series: Series) -> str:
     """Return why a series without K* has no recommendation."""
-    cells = _cells_of(study, series)
+    cells = study.cells_by_series[series]
     if not any(summary.trials for summary in cells):
         if any(summary.counts[Status.FAILED] for summary in cells):
             return "No recommendation: all trials that ended failed."

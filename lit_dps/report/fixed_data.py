@@ -33,7 +33,7 @@ def fixed_data_text(study: Analysis, examples: float) -> str:
     metric = _loss_metric(study)
     lines = []
     for series, law in study.laws.items():
-        cells = [summary for summary in study.cells if summary.cell.series == series]
+        cells = study.cells_by_series[series]
         lines += _lines_of_series(series, law, cells, metric, examples)
     return "\n".join(lines)
 
