@@ -21,6 +21,7 @@ from lit_dps.cli.study import StudyCLI
 from lit_dps.core.atomic_write import check_folder
 from lit_dps.core.config import SPARSITY_KEY
 from lit_dps.core.errors import ConfigError
+from lit_dps.core.progress_line import ProgressLine
 from lit_dps.core.trial import Series, Trial, check_sparsity, text_of
 from lit_dps.pruning.pruner import Scores
 from lit_dps.report.figures.layers import collapse_notes, figures, tables_of
@@ -91,13 +92,14 @@ def masks(
     study, training = setup.study, setup.trial_settings()
     smallest = min(study.batch_sizes)
     cells = {replace(cell, batch_size=smallest, sparsity=0.0): None for cell in study.cells}
+    levels = [sparsity for sparsity in sparsities if sparsity > 0]
+    progress, done = ProgressLine("masks made", len(cells) * points * len(levels)), 0
     for cell in cells:
         for point in range(points):
             params = setup.sample(point)
             scores: tuple[tuple[int, ...], Scores] | None = None
-            for sparsity in sparsities:
-                if sparsity <= 0:
-                    continue
+            for sparsity in levels:
+                progress.update(done)
                 trial = Trial(replace(cell, sparsity=sparsity), point, params, study.seed)
                 pruning = training.pruning_callback(trial)
                 pruning.init = "original"  # the mask does not depend on the initialization after it
@@ -107,7 +109,9 @@ def masks(
                 if pruning.key is not None and pruning.scores is not None:
                     scores = (pruning.key, pruning.scores)
                 assert pruning.mask is not None
+                done += 1
                 yield trial.cell.series, point, pruning.mask.kept()
+    progress.end()
 
 
 def _prune(setup: StudySetup, trial: Trial, pruning: PruningCallback) -> None:

@@ -11,6 +11,7 @@ import yaml
 
 from lit_dps.cli import main
 from lit_dps.cli.masks import SPARSITIES, masks
+from lit_dps.core import progress_line
 from lit_dps.core.trial import Cell, Series, Trial
 from tests.e2e.commands import FAST
 from tests.support.errors import refusals_in
@@ -37,6 +38,8 @@ def test_masks_are_those_of_the_trials_of_a_study():
 
 def test_the_command_writes_tables_and_figures_and_stores_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    for seconds in ("FIRST_SECONDS", "PART_SECONDS", "PIPE_SECONDS"):
+        monkeypatch.setattr(progress_line, seconds, 0.0)
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(yaml.safe_load(FAST.read_text())))
     args = [
         "masks",
@@ -50,7 +53,9 @@ def test_the_command_writes_tables_and_figures_and_stores_nothing(tmp_path, monk
         "out",
     ]
     assert main([*args, "--study.grid", "{pruning.method: [magnitude, synflow]}"]) == 0
-    text = capsys.readouterr().out
+    text, progress = capsys.readouterr()
+    lines = [line for line in progress.splitlines() if line.startswith("masks made: ")]
+    assert lines == [f"masks made: {done} of 4" for done in range(4)]
     assert "synflow" in text and "out/collapse.{csv,png,pdf}" in text
     table = pd.read_csv("out/collapse.csv")
     assert len(table) == 4 and set(table["method"]) == {"magnitude", "synflow"}
