@@ -133,20 +133,13 @@ def is_set_by_clock(module: types.ModuleType | None, name: str) -> bool:
     if not isinstance(file, str):
         return False
     for statement in _source_of(file).body:
-        if isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value:
+        if isinstance(statement, (ast.Assign, ast.AnnAssign)):
             targets = getattr(statement, "targets", [getattr(statement, "target", None)])
-            names = [each.id for each in targets if isinstance(each, ast.Name)]
-            if name in names and _asks_clock(statement.value):
-                return True
-    return False
-
-
-def _asks_clock(value: ast.expr) -> bool:
-    for node in ast.walk(value):
-        if isinstance(node, ast.Call):
-            called = getattr(node.func, "attr", getattr(node.func, "id", ""))
-            if called in _CLOCKS:
-                return True
+            if name in [getattr(each, "id", "") for each in targets]:
+                calls = [each.func for each in ast.walk(statement) if isinstance(each, ast.Call)]
+                called = {getattr(each, "attr", getattr(each, "id", "")) for each in calls}
+                if not called.isdisjoint(_CLOCKS):
+                    return True
     return False
 
 

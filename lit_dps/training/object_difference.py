@@ -17,7 +17,7 @@ from lit_dps.training.method_attributes import stored_in_use
 from lit_dps.training.object_attributes import Fact, attributes_of, facts_of_module, shape_of
 from lit_dps.training.object_paths import path_of
 from lit_dps.training.object_text import describe
-from lit_dps.training.shown_text import shown_without_address
+from lit_dps.training.shown_text import SCALARS, shown_without_address
 
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _ARRAYS = (Tensor, np.ndarray)
@@ -43,12 +43,14 @@ class _Facts:
 
     Attributes:
         parts: The object and its submodules by dotted path.
+        known: Parts and parameters by dotted path, which are described by their path alone.
         facts: The properties by name.
         texts: Their texts by name, equal for equal properties.
         uncompared: Parts of attributes of which only the class counts, by dotted path.
     """
 
     parts: dict[str, Any]
+    known: dict[str, Any]
     facts: dict[str, Fact] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     uncompared: list[str] = field(default_factory=list)
@@ -56,10 +58,10 @@ class _Facts:
     def add(self, fact: Fact) -> None:
         name, place, value = fact
         self.facts[name] = fact
-        if isinstance(value, type):
-            self.texts[name] = path_of(value)
+        if isinstance(value, type) or type(value) in SCALARS:
+            self.texts[name] = path_of(value) if isinstance(value, type) else repr(value)
             return
-        description = describe(value, place, known=self.parts)
+        description = describe(value, place, self.known)
         self.texts[name] = repr(description[:2])
         self.uncompared.extend(description.opaque)
         # Of random contents, the size is compared.
@@ -122,13 +124,15 @@ def _stored_place(new: _Facts, place: str) -> str:
 
 def facts_of(instance: Any, with_modes: bool) -> _Facts:
     """Return what determines how an object trains, except values of weights."""
-    facts = _Facts({"": instance})
+    parts = known = {"": instance}
     found = [Fact(f"hparams.{name}", "", value) for name, value in dict(instance.hparams).items()]
     if isinstance(instance, nn.Module):
-        facts = _Facts(dict(instance.named_modules()))
+        parts = dict(instance.named_modules())
+        known = {**parts, **dict(instance.named_parameters())}
         found += facts_of_module(instance, with_modes)
     else:
         found += [Fact(name, name, value) for name, value in attributes_of(instance)]
+    facts = _Facts(parts, known)
     for fact in found:
         facts.add(fact)
     return facts
