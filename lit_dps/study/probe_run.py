@@ -15,7 +15,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -30,7 +30,7 @@ from lit_dps.engines.lightning_loop import LightningLoop, TrialFit
 from lit_dps.engines.trial_settings import TrialSettings
 from lit_dps.parallel.process import cpu_wait_seconds
 from lit_dps.study.setup import StudySetup
-from lit_dps.study.workers import all_ranks
+from lit_dps.study.workers import train_on_ranks
 from lit_dps.training.checkpoint_callback import Paused
 from lit_dps.training.hidden_state import preserve_rng_state
 from lit_dps.training.stopwatch import now
@@ -163,13 +163,12 @@ def engine_run(setup: StudySetup, attempt: Attempt, on_all_ranks: bool = False) 
             an error makes the result a failed one.
     """
     queue = iter([attempt])
-    with ExitStack() as stack:
-        workload = stack.enter_context(setup.workload.without_side_effects())
+    with setup.workload.without_side_effects() as workload:
         setup = replace(setup, workload=workload)
         engine = setup.engine()
         train = engine.train
         if on_all_ranks:
-            train = partial(stack.enter_context(all_ranks(setup)), engine)
+            train = partial(train_on_ranks, setup, engine)
         (result,) = train(lambda: next(queue, None), lambda: None)
         return result
 

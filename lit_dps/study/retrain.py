@@ -25,7 +25,7 @@ from lit_dps.study.display import LEAVING
 from lit_dps.study.environment import environment_of
 from lit_dps.study.preflight.check import check_configuration, set_up_data
 from lit_dps.study.setup import StudySetup
-from lit_dps.study.workers import all_ranks, make_stop_check
+from lit_dps.study.workers import make_stop_check, train_on_ranks
 from lit_dps.training.average_callback import showing_average
 
 STOPPING = f"\n{LEAVING}\n"
@@ -136,9 +136,8 @@ def _train(setup: StudySetup, engine: TrialEngine, attempt: Attempt) -> None:
                 replace_line(attempt.last_validation)
 
         try:
-            with all_ranks(setup) as train:
-                for _ in train(engine, lambda: next(queue, None), raise_if_stopped):
-                    pass
+            for _ in train_on_ranks(setup, engine, lambda: next(queue, None), raise_if_stopped):
+                pass
         except Interrupted:
             attempt.status = None
     if shows:

@@ -59,7 +59,7 @@ from lit_dps.study.quiet_timing import update_step_timing
 from lit_dps.study.retrain_hint import retrain_hint
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.sources import refuse_changed_sources, source_hashes
-from lit_dps.study.workers import all_ranks, follow_torchrun, train_remaining
+from lit_dps.study.workers import follow_torchrun, train_on_ranks, train_remaining
 from lit_dps.tracking.pages import CELLS, CURVES, page_address, view_key
 from lit_dps.training.checkpoint_files import clear_checkpoints
 
@@ -298,8 +298,8 @@ class _StudyRun:
         """Print that no trials remain, and end the other ranks of torchrun."""
         print_line(self.setup, "no trials remain")
         if ranks.started_by_torchrun():
-            with all_ranks(self.setup):  # the other ranks wait for a message
-                pass
+            # The other ranks wait for a message.
+            list(train_on_ranks(self.setup, self.setup.engine(), lambda: None, lambda: None))
 
     def _publish(self, record: StudyRecord, trained: bool) -> int:
         """Store, write, log and print the result, unless another process will do it.

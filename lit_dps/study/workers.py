@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, suppress
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -55,8 +55,6 @@ GRACE_SECONDS = 20  # that a worker has to finish its validation when another wo
 RECEIVE_SECONDS = 1  # between two checks whether a stop was requested
 EventListener = Callable[[ProgressEvent], None]
 Results = Generator[TrialResult, None, None]
-# Like `TrialEngine.train`, with the engine as its first argument.
-TrainOnRanks = Callable[[TrialEngine, NextAttempt, RaiseIfStopped], Iterator[TrialResult]]
 
 
 class WorkerError(RuntimeError):
@@ -117,10 +115,10 @@ def work(setup: StudySetup, stop: StopRequest, on_event: EventListener | None = 
         next_attempt = partial(_claim_and_report, queue, ProgressReporter(on_event))
     checkpoints = setup.checkpoints()
     engine = setup.engine(checkpoints)
-    raise_if_stopped = make_stop_check(stop)
     try:
-        with all_ranks(setup) as train:
-            for result in train(engine, next_attempt, raise_if_stopped):
+        results = train_on_ranks(setup, engine, next_attempt, make_stop_check(stop))
+        with closing(results):
+            for result in results:
                 if result.status == Status.FAILED and is_lost_loader_worker(result.failure):
                     # The signal that ended the loader's process may be on its way to this one.
                     time.sleep(SIGNAL_SECONDS)
@@ -329,55 +327,44 @@ def _worker(setup: StudySetup, sender: Connection, leaving: Event, reports_progr
             send(WorkerError(traceback.format_exc()))
 
 
-@contextmanager
-def all_ranks(setup: StudySetup) -> Iterator[TrainOnRanks]:
-    """Provide a function that trains attempts on all ranks of a study; this process is the first.
+def train_on_ranks(
+    setup: StudySetup,
+    engine: TrialEngine,
+    next_attempt: NextAttempt,
+    raise_if_stopped: RaiseIfStopped,
+) -> Results:
+    """Train attempts on all ranks of a study, and yield each result; this process is the first.
 
     A study of one rank has no other ranks. Otherwise they are started on this machine, unless
-    torchrun has started them.
+    torchrun has started them. They `_follow` this rank until the generator is exhausted or closed.
 
-    Yields:
-        A function like `TrialEngine.train` with the engine as its first argument. All ranks train
-        each attempt.
+    Args:
+        setup: The study.
+        engine: The engine of the study.
+        next_attempt, raise_if_stopped: As in `TrialEngine.train`.
 
     Raises:
         RankLost: if a rank died.
     """
-    first = _FirstRank(setup)
-    with launch.group_of(setup.ranks, setup.on_gpu, _follow_parent, setup):
-        try:
-            yield first.train
-        finally:
-            if not first.others_train:  # within a trial, they notice the end of this rank there
-                ranks.broadcast(None)
+    sources = setup.environment.sources
+    others_train = False  # otherwise the other ranks wait for a message
 
-
-class _FirstRank:
-    """Trains attempts on all ranks. The other ranks `_follow` it.
-
-    Attributes:
-        others_train: Whether the other ranks train a trial. Otherwise they wait for a message.
-    """
-
-    def __init__(self, setup: StudySetup):
-        self.others_train = False
-        self._sources = setup.environment.sources
-
-    def train(
-        self, engine: TrialEngine, next_attempt: NextAttempt, raise_if_stopped: RaiseIfStopped
-    ) -> Iterator[TrialResult]:
-        """Train attempts by an engine on all ranks; see `TrialEngine.train`."""
-        for result in engine.train(partial(self._broadcast_next, next_attempt), raise_if_stopped):
-            self.others_train = False
-            yield result
-
-    def _broadcast_next(self, next_attempt: NextAttempt) -> Attempt | None:
-        """Return the next attempt, and send its trial to the other ranks."""
+    def broadcast_next() -> Attempt | None:
+        nonlocal others_train
         attempt = next_attempt()
         if attempt is not None:
-            ranks.broadcast((attempt.trial, self._sources))
-            self.others_train = True
+            ranks.broadcast((attempt.trial, sources))
+            others_train = True
         return attempt
+
+    with launch.group_of(setup.ranks, setup.on_gpu, _follow_parent, setup):
+        try:
+            for result in engine.train(broadcast_next, raise_if_stopped):
+                others_train = False
+                yield result
+        finally:
+            if not others_train:  # within a trial, they notice the end of this rank there
+                ranks.broadcast(None)
 
 
 def follow_torchrun(setup: StudySetup) -> int:
