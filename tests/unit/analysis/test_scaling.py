@@ -51,6 +51,8 @@ def test_identifiable_from_half_of_b_crit_on():
     seen = law(on_the_law(1e5, 100, (8, 64, 512)))  # B_crit = 1000
     assert seen.is_b_crit_known
     assert seen.describe() == f"B_crit = {estimate(1000, seen.b_crit_interval)}"
+    intervals = (seen.c1_interval, seen.c2_interval, seen.b_crit_interval)
+    assert (seen.c1, seen.c2, seen.critical) == intervals, "former names"
     short = law(on_the_law(1e5, 100, (8, 64, 480)))
     assert not short.is_b_crit_known and short.describes_k
     assert short.verdict.trust is Trust.PREDICTED
