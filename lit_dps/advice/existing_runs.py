@@ -39,7 +39,7 @@ MIN_TIMED_BATCH_SIZES = 2
 
 
 class Evidence(NamedTuple):
-    """What runs say about K.
+    """K by batch size, as runs show it.
 
     Attributes:
         observations: K by batch size, bounds among them.
@@ -174,7 +174,7 @@ class _Search(NamedTuple):
     def observation(
         self, of_best: Observation | None, notes: list[str], batch_size: float
     ) -> Observation | None:
-        """Return K of the batch size; None if no run says anything.
+        """Return K of the batch size; None if every run diverged.
 
         Args:
             of_best: K by the runs of the best rate.

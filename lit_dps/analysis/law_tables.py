@@ -27,8 +27,8 @@ def law_rows(laws: Mapping[Series, Law]) -> pd.DataFrame:
 
     Columns: sparsity and further axes, batch_sizes (the number of those that the law is fitted to),
     c1 [examples], c2 [steps] and b_crit [examples], each with its limits (_low and _high),
-    identifiable, verdict. b_crit and b_crit_high are missing where the law is refused (verdict says
-    why), also b_crit_low unless the data show this lower bound.
+    identifiable, verdict. b_crit and b_crit_high are missing where the law is refused (verdict has
+    the reason), also b_crit_low unless the data show this lower bound.
     """
     rows = []
     for series, law in sorted(laws.items()):

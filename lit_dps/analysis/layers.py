@@ -149,7 +149,7 @@ def empty_layers(record: StudyRecord) -> list[str]:
 
 
 def _emptied_by_changes(record: StudyRecord) -> list[str]:
-    """Return the layers that masks which changed left empty, with the number of trials."""
+    """Return the layers that changing masks emptied, with the number of trials."""
     places = []
     for series, trials in sorted(trials_with_changes(record).items()):
         for layer in trials[0].kept:

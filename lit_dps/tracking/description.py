@@ -52,7 +52,7 @@ def markdown(study: Analysis, report: str | None = None, limit: float = math.inf
 
 
 def lines_within(text: str, limit: int) -> str:
-    """Return the first lines of a text within a limit of characters; the last one says so."""
+    """Return the first lines of a text within a limit of characters; the last one marks the cut."""
     if len(text) <= limit:
         return text
     begin = text[: limit - len(LAST_LINE) - 2]
