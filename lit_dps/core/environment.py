@@ -129,6 +129,8 @@ def changed_parts(
     changed = []
     for name, version in now.get(entry, {}).items():
         earlier = [each[entry][name] for each in stored if name in each.get(entry, {})]
+        # Trials of an earlier version of lit_dps must not hide a change since then.
+        earlier = [each for each in earlier if text_version(each) == text_version(version)]
         if earlier and not any(SAME[entry](version, other) for other in earlier):
             changed.append(name)
     return changed

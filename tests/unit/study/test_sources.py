@@ -182,6 +182,10 @@ def test_hashes_of_earlier_versions_of_a_class_are_accepted(monkeypatch, tmp_pat
     for former in (["1"], ["1", "2"], ["1", "2", "3"]):
         assert is_same_source(former, hashes) and is_same_source(hashes, former)
     assert not is_same_source([hashes[0][:-1]], hashes)
+    edited = main_with(monkeypatch, tmp_path, "two.py", CLASS.replace("2", "3"), file=True)
+    assert changed({"__main__.Net": ["1", "2"]}, edited) == []
+    known = [{SOURCES: {"__main__.Net": each}} for each in (["1", "2"], hashes)]
+    assert changed_parts(known, {SOURCES: edited}, SOURCES) == ["__main__.Net"]
     # Of two stored versions with three hashes, the third one decides nothing.
     assert not is_same_source(["1", "2", "3"], ["4", "5", "3"])
     assert is_same_source(["1", "2", "3"], ["1", "5", "6"])
