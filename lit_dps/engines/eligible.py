@@ -103,74 +103,83 @@ def ineligibility_reason(
     """
     config = settings.resolve(trial)
     try:
-        return _reason_against(settings, config, trial, stacked)
+        _check_eligible(settings, config, trial, stacked)
     except Exception as error:
         # A trial that cannot be built fails with this error in Lightning's loop. A module that
         # raises it only here trains there.
         return reason_of(error)
+    return None
 
 
-def _reason_against(
+def _check_eligible(
     settings: TrialSettings, config: TrialConfig, trial: Trial, stacked: bool
-) -> str | None:
-    """Return why the interval loop cannot train a trial; raises what code of the user raises."""
+) -> None:
+    """Raise NeedsLightning if the interval loop cannot train a trial, or cannot stack it.
+
+    Code of the user may raise other errors.
+    """
     uses_local_sgd = config.local.on
     if stacked and uses_local_sgd:
-        return "local SGD trains its workers one after another in one network"
+        raise NeedsLightning("local SGD trains its workers one after another in one network")
     if uses_local_sgd and config.optim.average_half_life:
-        return f"{AVERAGE_KEY} averages the weights of one network, and local SGD trains several"
+        raise NeedsLightning(
+            f"{AVERAGE_KEY} averages the weights of one network, and local SGD trains several"
+        )
     if uses_local_sgd and Clipping.of(settings.workload.trainer_of(trial)):
-        return (
+        raise NeedsLightning(
             "only Lightning's loop clips the gradients of each worker of local SGD "
             "(trainer.gradient_clip_val)"
         )
-    reason = _reason_against_readings(settings, stacked, uses_local_sgd)
-    if reason is not None:
-        return reason
+    _check_readings(settings, stacked, uses_local_sgd)
     built, _ = build_trial(settings, trial)
     if uses_local_sgd and isinstance(built.module, ImageClassifier):
         hooks = overridden(built.module, CALLED_HOOKS)
         if hooks:
             name = type(built.module).__name__
-            return f"{name} overrides {', '.join(hooks)}, which the workers of local SGD share"
+            raise NeedsLightning(
+                f"{name} overrides {', '.join(hooks)}, which the workers of local SGD share"
+            )
     if stacked and not isinstance(built.module, ImageClassifier):
-        return _reason_against_logged(built, settings, trial)
-    return _reason_against_built(built, settings, stacked, config.optim.delay)
+        _check_logged(built, settings, trial, config.optim.delay)
+    else:
+        _check_built(built, settings, stacked, config.optim.delay)
 
 
-def _reason_against_readings(
-    settings: TrialSettings, stacked: bool, uses_local_sgd: bool
-) -> str | None:
-    """Return why readings need Lightning's loop, or a network alone; None if they do not."""
+def _refuse(reason: str | None) -> None:
+    """Raise NeedsLightning if there is a reason."""
+    if reason is not None:
+        raise NeedsLightning(reason)
+
+
+def _check_readings(settings: TrialSettings, stacked: bool, uses_local_sgd: bool) -> None:
+    """Raise NeedsLightning if a reading needs Lightning's loop, or a network alone."""
     for spec in settings.readings:
         reading = spec.build()
         if uses_local_sgd and reading.follows_steps:
-            return f"the reading {reading.name} follows one network, and local SGD trains several"
+            raise NeedsLightning(
+                f"the reading {reading.name} follows one network, and local SGD trains several"
+            )
         if stacked and not reading.stacked:
-            return f"the reading {reading.name} measures one network at a time"
-    return None
+            raise NeedsLightning(f"the reading {reading.name} measures one network at a time")
 
 
-def _reason_against_built(
-    built: Built, settings: TrialSettings, stacked: bool, delay: int
-) -> str | None:
-    """Return why a trial with its data set up cannot be trained, or stacked; None if it can.
+def _check_built(built: Built, settings: TrialSettings, stacked: bool, delay: int) -> None:
+    """Raise NeedsLightning if a trial with its data set up cannot be trained, or stacked.
 
     It cannot be trained afterwards, because its loss is computed and its module changed.
     """
     trainer = lightning_private.make_trainer(built.trainer)
     trainer.datamodule = built.data  # pyright: ignore[reportAttributeAccessIssue]
     with preserve_rng_state(built.module, built.data):
-        reason = _reason_against_loop(built, trainer, settings)
-        if reason is None and stacked and settings.goal.build().counts_seconds:
-            reason = SHARED_CLOCK
-        elif reason is None and stacked:
-            reason = _reason_against_stack(built, settings.goal.max_steps, delay)
-        return reason
+        _check_loop(built, trainer, settings)
+        if stacked and settings.goal.build().counts_seconds:
+            raise NeedsLightning(SHARED_CLOCK)
+        if stacked:
+            _check_stack(built, settings.goal.max_steps, delay)
 
 
-def _reason_against_logged(built: Built, settings: TrialSettings, trial: Trial) -> str | None:
-    """Return why a trial of a module that is no ImageClassifier cannot be stacked.
+def _check_logged(built: Built, settings: TrialSettings, trial: Trial, delay: int) -> None:
+    """Raise NeedsLightning if a trial of a module that is no ImageClassifier cannot be stacked.
 
     It cannot be trained afterwards. Lightning's loop trains it if it cannot be stacked.
     """
@@ -178,13 +187,12 @@ def _reason_against_logged(built: Built, settings: TrialSettings, trial: Trial) 
     name = type(module).__name__
     trainer = Trainer(**built.trainer)
     trainer.datamodule = built.data  # pyright: ignore[reportAttributeAccessIssue]
-    reason = _reason_against_trainer(trainer) or reason_against_calls(module, trainer, settings)
-    if reason is not None:
-        return reason
+    _check_trainer(trainer)
+    _refuse(reason_against_calls(module, trainer, settings))
     if settings.goal.build().counts_seconds:
-        return SHARED_CLOCK
+        raise NeedsLightning(SHARED_CLOCK)
     if why_unprunable(module) or any(map(is_parametrized, module.modules())):
-        return f"{name} computes its weights from other parameters"
+        raise NeedsLightning(f"{name} computes its weights from other parameters")
     seed = trial.seed_for("order")
     with preserve_rng_state(module, built.data, seed=seed):
         module.to(trainer.strategy.root_device)
@@ -192,13 +200,11 @@ def _reason_against_logged(built: Built, settings: TrialSettings, trial: Trial) 
         steps = settings.visible_steps
         data = loader_data(built, module.device, settings, trial)
         show_length(module, steps, data.steps_of_epoch)
-        reason = _reason_against_optimizer(module, module.configure_optimizers(), True)
-        reason = reason or _reason_against_stacked_update(module)
-        if reason is not None:
-            return reason
-        reason = reason_against_table(module, steps, data.steps_of_epoch)
-        reason = reason or reason_against_values(module, data, settings)
-        return reason or _reason_against_rule(module, settings.resolve(trial).optim.delay)
+        _check_optimizer(module, module.configure_optimizers(), True)
+        _check_stacked_update(module)
+        _refuse(reason_against_table(module, steps, data.steps_of_epoch))
+        _refuse(reason_against_values(module, data, settings))
+        _check_rule(module, delay)
 
 
 def reason_of(error: Exception) -> str:
@@ -208,30 +214,24 @@ def reason_of(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:ERROR_LENGTH]}"
 
 
-def _reason_against_loop(built: Built, trainer: Trainer, settings: TrialSettings) -> str | None:
-    """Return why a trial needs Lightning's loop; None if the interval loop can train it."""
+def _check_loop(built: Built, trainer: Trainer, settings: TrialSettings) -> None:
+    """Raise NeedsLightning if the interval loop cannot train a trial."""
     module = built.module
     name = type(module).__name__
-    reason = _reason_against_trainer(trainer)
-    if reason is not None:
-        return reason
+    _check_trainer(trainer)
     if not isinstance(module, ImageClassifier):
-        return f"{name} {NO_CLASSIFIER}"
-    reason = _reason_against_steps(module)
-    if reason is not None:
-        return reason
+        raise NeedsLightning(f"{name} {NO_CLASSIFIER}")
+    _check_steps(module)
     if not standard_data(built.data) or not inherits(built.data, ImageData, DATA_METHODS):
-        return f"{type(built.data).__name__} does not keep its images in memory as ImageData does"
-    reason = _reason_against_validation(module, trainer, settings)
-    if reason is not None:
-        return reason
+        raise NeedsLightning(
+            f"{type(built.data).__name__} does not keep its images in memory as ImageData does"
+        )
+    _check_validation(module, trainer, settings)
     if why_unprunable(module) or any(map(is_parametrized, module.modules())):
-        return f"{name} computes its weights from other parameters"
+        raise NeedsLightning(f"{name} computes its weights from other parameters")
     with unchanged_attributes(module):  # the module may be trained afterwards
         configured = module.configure_optimizers()
-    reason = _reason_against_optimizer(module, configured)
-    if reason is not None:
-        return reason
+    _check_optimizer(module, configured)
     module.to(trainer.strategy.root_device)
     detach_trainer(module)
     examples = _tried_examples(built)
@@ -241,50 +241,49 @@ def _reason_against_loop(built: Built, trainer: Trainer, settings: TrialSettings
         rule = rule_of(optimizer)
         if rule is not None and rule.gradient_point is not None:
             # In Lightning's loop, the hooks of a step see the weights at which gradients are taken.
-            return (
+            raise NeedsLightning(
                 f"{name} overrides {', '.join(hooks)}, which only Lightning's loop calls at the "
                 f"weights where {rule.name} takes its gradients"
             )
-        return _reason_against_hooks(module, optimizer, examples)
-    module.loss(examples)
-    return None
+        _check_hooks(module, optimizer, examples)
+    else:
+        module.loss(examples)
 
 
-def _reason_against_steps(module: ImageClassifier) -> str | None:
-    """Return why the training steps of a module need Lightning's loop; None if they do not."""
+def _check_steps(module: ImageClassifier) -> None:
+    """Raise NeedsLightning if the training steps of a module need Lightning's loop."""
     name = type(module).__name__
     if not module.automatic_optimization:
-        return f"{name} uses manual optimization"
+        raise NeedsLightning(f"{name} uses manual optimization")
     methods = overridden(module, LIGHTNING_METHODS)
     if methods:
-        return f"{name} overrides {', '.join(methods)}"
-    return None
+        raise NeedsLightning(f"{name} overrides {', '.join(methods)}")
 
 
-def _reason_against_validation(
-    module: ImageClassifier, trainer: Trainer, settings: TrialSettings
-) -> str | None:
-    """Return why the validation of a module needs Lightning's loop; None if it does not."""
+def _check_validation(module: ImageClassifier, trainer: Trainer, settings: TrialSettings) -> None:
+    """Raise NeedsLightning if the validation of a module needs Lightning's loop."""
     name = type(module).__name__
     metrics = sorted({*settings.metrics} - {"val_loss"})
     if metrics:
-        return f"only Lightning's loop measures {', '.join(metrics)} of study.metrics"
+        raise NeedsLightning(
+            f"only Lightning's loop measures {', '.join(metrics)} of study.metrics"
+        )
     goal = settings.goal
     adopt_former_methods(module)
     methods = overridden(module, VALIDATION_METHODS)
     if methods and not goal.stops_validations_early:
-        return f"{name} overrides {', '.join(methods)}, and goal.early_reject is false"
+        raise NeedsLightning(
+            f"{name} overrides {', '.join(methods)}, and goal.early_reject is false"
+        )
     if EarlyValidation.supports(trainer, module, goal.monitored):
-        return None
+        return
     if methods:
-        return f"{name} overrides {', '.join(methods)} but not per_example_error"
-    return f"{name} does not compute {goal.monitored} by per_example_error"
+        raise NeedsLightning(f"{name} overrides {', '.join(methods)} but not per_example_error")
+    raise NeedsLightning(f"{name} does not compute {goal.monitored} by per_example_error")
 
 
-def _reason_against_optimizer(
-    module: LightningModule, configured: Any, any_schedule: bool = False
-) -> str | None:
-    """Return why an optimizer or schedule needs Lightning's loop; None if it does not.
+def _check_optimizer(module: LightningModule, configured: Any, any_schedule: bool = False) -> None:
+    """Raise NeedsLightning if an optimizer or schedule needs Lightning's loop.
 
     Args:
         module: The module.
@@ -295,26 +294,23 @@ def _reason_against_optimizer(
     configured = as_dict(configured)
     optimizer, schedule = optimizer_of(configured)
     if not isinstance(optimizer, torch.optim.Optimizer):
-        return f"configure_optimizers of {name} does not return exactly one torch optimizer"
+        raise NeedsLightning(
+            f"configure_optimizers of {name} does not return exactly one torch optimizer"
+        )
     if requires_closure(optimizer):
-        return f"the optimizer of {name} needs a closure"
+        raise NeedsLightning(f"the optimizer of {name} needs a closure")
     has_schedule = schedule is not None and not any_schedule
     if has_schedule and not _is_stepped_every_step(configured["lr_scheduler"]):
-        return f"the schedule of {name} does not step once per optimizer step"
+        raise NeedsLightning(f"the schedule of {name} does not step once per optimizer step")
     trained_ids = set(map(id, trained_parameters(optimizer)))
     if copies_of(module, prunable(module, held=trained_ids), trained_ids):
-        return f"{name} keeps a copy of its network, which must be pruned too"
-    return None
+        raise NeedsLightning(f"{name} keeps a copy of its network, which must be pruned too")
 
 
-def _reason_against_hooks(
+def _check_hooks(
     module: ImageClassifier, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor]
-) -> str | None:
-    """Call the hooks of a fit once; return why they need Lightning's loop, None if they do not.
-
-    Raises:
-        NeedsLightning: If a hook reads the trainer.
-    """
+) -> None:
+    """Call the hooks of a fit once; raise NeedsLightning if they need Lightning's loop."""
     before = [(id(p), p.requires_grad) for p in module.parameters()]
     module.on_fit_start()
     module.on_train_start()
@@ -327,8 +323,7 @@ def _reason_against_hooks(
     module.on_before_optimizer_step(optimizer)
     end_module(module)
     if [(id(p), p.requires_grad) for p in module.parameters()] != before:
-        return f"a hook of {type(module).__name__} changes which weights are trained"
-    return None
+        raise NeedsLightning(f"a hook of {type(module).__name__} changes which weights are trained")
 
 
 def _is_stepped_every_step(schedule: Any) -> bool:
@@ -345,15 +340,15 @@ def standard_data(data: LightningDataModule | None) -> bool:
     return inherits(data, ImageData, BATCH_METHODS)
 
 
-def _reason_against_trainer(trainer: Trainer) -> str | None:
-    """Return which setting of a trainer needs Lightning's loop; None if no setting does.
+def _check_trainer(trainer: Trainer) -> None:
+    """Raise NeedsLightning if a setting of a trainer needs Lightning's loop.
 
     The interval loop only updates weights in a step, on one device in full precision.
     """
     callbacks = lightning_private.callbacks_of(trainer)
     if callbacks:
         names = ", ".join(type(callback).__name__ for callback in callbacks)
-        return f"trainer.callbacks contains {names}"
+        raise NeedsLightning(f"trainer.callbacks contains {names}")
     loggers = [type(logger).__name__ for logger in trainer.loggers]
     profiler: Any = trainer.profiler  # pyright: ignore[reportAttributeAccessIssue]
     settings = {
@@ -369,66 +364,69 @@ def _reason_against_trainer(trainer: Trainer) -> str | None:
     }
     for name, needs_lightning in settings.items():
         if needs_lightning:
-            return f"trainer.{name} needs Lightning's loop"
-    return None
+            raise NeedsLightning(f"trainer.{name} needs Lightning's loop")
 
 
-def _reason_against_stack(built: Built, max_steps: int, delay: int) -> str | None:
-    """Return why a trial cannot be stacked, of those that the interval loop can train."""
+def _check_stack(built: Built, max_steps: int, delay: int) -> None:
+    """Raise NeedsLightning if a trial that the interval loop can train cannot be stacked."""
     module = built.module
     assert isinstance(module, ImageClassifier)
     name = type(module).__name__
     hooks = overridden(module, CALLED_HOOKS)
     if hooks:
-        return f"{name} overrides {', '.join(hooks)}, which are called for one network at a time"
+        raise NeedsLightning(
+            f"{name} overrides {', '.join(hooks)}, which are called for one network at a time"
+        )
     _, schedule = optimizer_of(module.configure_optimizers())
     reason = reason_against_schedule(schedule, max_steps)
     if reason is not None:
-        return f"the schedule of {name} cannot be stacked: {reason}"
-    reason = _reason_against_stacked_update(module)
-    reason = reason or reason_against_stacked_loss(module, _tried_examples(built))
-    return reason or _reason_against_rule(module, delay)
+        raise NeedsLightning(f"the schedule of {name} cannot be stacked: {reason}")
+    _check_stacked_update(module)
+    _refuse(reason_against_stacked_loss(module, _tried_examples(built)))
+    _check_rule(module, delay)
 
 
-def _reason_against_stacked_update(module: LightningModule) -> str | None:
-    """Return why the optimizer or hooks of a module cannot be stacked; None if they can."""
+def _check_stacked_update(module: LightningModule) -> None:
+    """Raise NeedsLightning if the optimizer or hooks of a module cannot be stacked."""
     name = type(module).__name__
     optimizer, _ = optimizer_of(module.configure_optimizers())
     if not rule_of(optimizer):
-        return (
+        raise NeedsLightning(
             f"no stackable update rule matches {type(optimizer).__name__} as configured (rules: "
             f"{', '.join(RULES)})"
         )
     parameters = list(module.parameters())
     if any(map(_has_hooks, parameters)):
-        return f"{name} has hooks on its parameters"
+        raise NeedsLightning(f"{name} has hooks on its parameters")
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
-        return f"{name} has hooks on its optimizer"
+        raise NeedsLightning(f"{name} has hooks on its optimizer")
     trained_ids = {id(p) for p in parameters if p.requires_grad}
     if set(map(id, trained_parameters(optimizer))) != trained_ids:
-        return "the parameters of the optimizer differ from the trained parameters"
+        raise NeedsLightning("the parameters of the optimizer differ from the trained parameters")
     # A stack keeps weights, rates and numbers of steps in one type, which 16 bits would round.
     kinds = {str(p.dtype).removeprefix("torch.") for p in parameters if p.requires_grad}
     if kinds not in ({"float32"}, {"float64"}):
-        return (
+        raise NeedsLightning(
             f"the trained parameters of {name} are {' and '.join(sorted(kinds))}, and a stack "
             "needs float32 or float64 for all"
         )
-    return None
 
 
-def _reason_against_rule(module: LightningModule, delay: int) -> str | None:
-    """Return how the update of a stack differs from the optimizer's; leaves a module in double."""
+def _check_rule(module: LightningModule, delay: int) -> None:
+    """Raise NeedsLightning if the update of a stack differs from the optimizer's.
+
+    The module is left in double precision.
+    """
     module.double()
     optimizer, _ = optimizer_of(module.configure_optimizers())
     rule = rule_of(optimizer)
     assert rule is not None
     if delay and not rests_without_gradients(module, rule):
-        return (
+        raise NeedsLightning(
             f"optim.delay is {delay}, and the rule {rule.name} changes weights or state without a "
             "gradient"
         )
-    return reason_against_update(module, optimizer, rule)
+    _refuse(reason_against_update(module, optimizer, rule))
 
 
 def _has_hooks(parameter: Any) -> bool:
