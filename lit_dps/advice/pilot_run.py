@@ -34,7 +34,12 @@ def train_pilot(
         UserError: with the cause of a run that failed.
     """
     pilot = PilotRun.of_stored(question.store.read())
-    if pilot is None:
+    at = f"B = {plan.batch_size}, {plan.rate_key} = {number_text(plan.rate)}"
+    if pilot is not None:
+        print_line(f"your run, by an earlier command: {at}")
+    else:
+        if clock.remaining > 0:
+            print_line(f"your run: {at}, at most {question.setup.built_goal.max_steps} steps")
         pilot = _run_pilot(question, plan, clock, stop)
     if pilot is None:
         return None
@@ -73,10 +78,6 @@ def _run_pilot(
     """Train the pilot and store its results; return None if its time is over."""
     pilot = PilotRun.of_record(question.probes.record(), plan)
     if pilot is None and clock.remaining > 0:
-        print_line(
-            f"your run: B = {plan.batch_size}, {plan.rate_key} = {number_text(plan.rate)}, at "
-            f"most {question.setup.built_goal.max_steps} steps"
-        )
         file = pilot_checkpoint(question.setup)
         change = partial(pilot_setup, reads_noise=question.reads_noise, file=file)
         chosen = ChosenPoints(plan.points(plan.batch_size, (1.0,)), change=change)

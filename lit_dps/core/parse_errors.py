@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from lit_dps.core.errors import ConfigError, UserError
-from lit_dps.core.registry import argument_names, imported_class
+from lit_dps.core.registry import OWN_MODULE, argument_names, imported_class
 from lit_dps.core.text import closest_name
 
 # Types of values in the words of a configuration file, by the name of the type.
@@ -46,6 +46,7 @@ _NOT_A_SUBCLASS = re.compile(r"Import path (\S+) does not correspond to a subcla
 _WRONG_TYPE = re.compile(r"Expected a <class '(\w+)'>\. Got value: (.*)")
 _WRONG_LITERAL = re.compile(r"Expected a typing\.Literal\[(.*)\]\. Got value: (.*)")
 _NOT_ALLOWED = re.compile(r"Expected (.*)\. Got value: (.*)")
+_MISSING_MODULE = re.compile(r"given class_path '([\w.]+)': No module named '([\w.]+)'")
 _UNKNOWN_ARGUMENT = re.compile(r"Option '([^']+)' is not accepted")
 
 
@@ -76,6 +77,11 @@ def refusal(error: BaseException | str) -> UserError:
         return UserError(
             f"{path}: there is no such key, because {key} has a value and no keys. Remove {path}.",
             key=path,
+        )
+    missing = _MISSING_MODULE.search(text)
+    if missing is not None and f"{missing[1]}.".startswith(f"{missing[2]}."):
+        return UserError(
+            f"{key}: {text}. {OWN_MODULE.rstrip('.')}", key=key or None, hint=OWN_MODULE
         )
     if not keys:
         return UserError(text)

@@ -13,6 +13,11 @@ from lit_dps.core.text import did_you_mean
 
 T = TypeVar("T")
 
+# What to do about a class path whose module is not found.
+OWN_MODULE = (
+    "If the module is a file of yours, run the command in its folder, or add its folder to "
+    "PYTHONPATH."
+)
 # What `Described.describe` returns.
 DESCRIPTION = "a text of one line"
 
@@ -74,7 +79,7 @@ def named(
     except (ImportError, AttributeError) as error:
         is_missing = isinstance(error, ModuleNotFoundError)
         if is_missing and f"{module}.".startswith(f"{error.name}."):
-            hint = hint or "If the module is a file of yours, add its folder to PYTHONPATH."
+            hint = hint or OWN_MODULE
         raise ConfigError(key, name, f"{allowed}: {error}", hint) from error
     if not is_kind(value):
         allowed += f"; {attribute} is of type {type(value).__name__}"

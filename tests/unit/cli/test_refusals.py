@@ -18,6 +18,7 @@ from lit_dps.cli.options import MasksOptions, StudyOptions, add_options
 from lit_dps.cli.parser import likely_meant, new_parser
 from lit_dps.cli.study import StudyCLI
 from lit_dps.core.errors import ConfigError, UserError
+from lit_dps.core.registry import OWN_MODULE
 from lit_dps.study.preflight.keys import check_goals
 from lit_dps.training.pruning_callback import PruningCallback
 from tests.e2e.commands import FAST
@@ -118,6 +119,13 @@ def test_an_unknown_argument_is_refused_with_the_nearest_name_and_its_line(path,
     name = key.rpartition(".")[2]
     (number,) = [i for i, line in enumerate(lines, 1) if line.strip() == f"{name}: 3"]
     assert source == Source("mine.yaml", number)
+
+
+@pytest.mark.parametrize("section", ["model", "data"])
+def test_a_module_that_is_not_found_is_refused_with_where_it_must_be(section):
+    write({f"{section}/class_path": "my_own_code.Net"})
+    error, _ = refused("study", "mine.yaml")
+    assert (error.key, error.hint) == (section, OWN_MODULE)
 
 
 def test_an_argument_without_a_similar_name_is_refused_with_all_names():
