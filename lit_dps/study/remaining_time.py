@@ -3,6 +3,8 @@
 The remaining time is the number of remaining optimizer steps over the steps a second of all workers
 together. Running trials count: in a stack, hundreds of trials run for minutes before the first one
 ends. `SteadyEstimate` is what is shown of it: steady between results, and rounded.
+
+The mean of the trials that have ended would be too low: in a stack, the shortest trials end first.
 """
 
 from __future__ import annotations
