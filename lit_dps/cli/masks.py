@@ -89,7 +89,7 @@ def masks(
     Raises:
         UserError: if a network cannot be pruned.
     """
-    study, training = setup.study, setup.trial_settings()
+    study, settings = setup.study, setup.trial_settings()
     smallest = min(study.batch_sizes)
     cells = {replace(cell, batch_size=smallest, sparsity=0.0): None for cell in study.cells}
     levels = [sparsity for sparsity in sparsities if sparsity > 0]
@@ -101,7 +101,7 @@ def masks(
             for sparsity in levels:
                 progress.update(done)
                 trial = Trial(replace(cell, sparsity=sparsity), point, params, study.seed)
-                pruning = training.pruning_callback(trial)
+                pruning = settings.pruning_callback(trial)
                 pruning.init = "original"  # the mask does not depend on the initialization after it
                 if scores is not None:
                     pruning.reuse(*scores)

@@ -94,19 +94,19 @@ def probe_run(
     """
     torch.set_num_threads(setup.study.threads)
     with suppress(EndProbe), setup.workload.without_side_effects() as workload:
-        training = replace(setup.trial_settings(), workload=workload, readings=())
-        LightningLoop(training, tuple(callbacks)).train(attempt, raise_if_stopped)
+        settings = replace(setup.trial_settings(), workload=workload, readings=())
+        LightningLoop(settings, tuple(callbacks)).train(attempt, raise_if_stopped)
 
 
 def probe_fit(
-    training: TrialSettings, trial: Trial, callback: Callback, seed: int | None = None
+    settings: TrialSettings, trial: Trial, callback: Callback, seed: int | None = None
 ) -> None:
     """Train a trial until it ends or a callback raises `EndProbe`.
 
     A pruning pass before it is short.
 
     Args:
-        training: The settings of the study.
+        settings: The settings of the study.
         trial: The trial.
         callback: It is called after the study's callbacks.
         seed: Seed of the run; None takes the seed of the trial.
@@ -114,8 +114,8 @@ def probe_fit(
     Raises:
         Exception: An error of the module, its data or a callback.
     """
-    attempt = Attempt(trial, training.goal.build(), metrics=training.metrics)
-    fit = TrialFit.of(training, attempt)
+    attempt = Attempt(trial, settings.goal.build(), metrics=settings.metrics)
+    fit = TrialFit.of(settings, attempt)
     fit.pruning.is_short = True
     if seed is None:
         seed = trial.seed_for("order")
@@ -124,7 +124,7 @@ def probe_fit(
 
 
 def read_first_batch(
-    training: TrialSettings, trial: Trial, read: Callable[[Trainer, LightningModule, Any], ResultT]
+    settings: TrialSettings, trial: Trial, read: Callable[[Trainer, LightningModule, Any], ResultT]
 ) -> ResultT | None:
     """Return what a function reads of a trial at its first batch; None if it has no batch.
 
@@ -132,7 +132,7 @@ def read_first_batch(
         Exception: An error of the module, its data or the function.
     """
     reader = _FirstBatchReader(read)
-    probe_fit(training, trial, reader)
+    probe_fit(settings, trial, reader)
     return reader.result
 
 

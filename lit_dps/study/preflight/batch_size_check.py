@@ -45,7 +45,7 @@ class Difference(NamedTuple):
     values: tuple[float, float]
 
 
-def compare_metrics(training: TrialSettings, trial: Trial, setup: StudySetup) -> list[str]:
+def compare_metrics(settings: TrialSettings, trial: Trial, setup: StudySetup) -> list[str]:
     """Compare the metrics of one network at both ends of the grid, and return notes.
 
     Two networks are validated at each end: the untrained network, and the same with noise on its
@@ -55,7 +55,7 @@ def compare_metrics(training: TrialSettings, trial: Trial, setup: StudySetup) ->
     %. A module that fails in full precision is validated in the precision of the trainer.
 
     Args:
-        training: The settings of the study.
+        settings: The settings of the study.
         trial: A dense trial at the smallest batch size of the grid.
         setup: The study.
 
@@ -66,38 +66,38 @@ def compare_metrics(training: TrialSettings, trial: Trial, setup: StudySetup) ->
         ConfigError: if the goal's metric differs by more than rounding.
     """
     # A validation that stops early has no value of the metric.
-    user_training = replace(training, goal=replace(training.goal, early_reject=False))
-    training = _in_full_precision(user_training)
+    user_settings = replace(settings, goal=replace(settings.goal, early_reject=False))
+    settings = _in_full_precision(user_settings)
     rounding = ROUNDING
-    smallest = untrained_metrics(training, trial)
-    if not smallest.networks and training is not user_training:
-        training = user_training
+    smallest = untrained_metrics(settings, trial)
+    if not smallest.networks and settings is not user_settings:
+        settings = user_settings
         rounding = _rounding(setup)
-        smallest = untrained_metrics(training, trial)
+        smallest = untrained_metrics(settings, trial)
     if not smallest.networks:
-        name = training.goal.monitored
+        name = settings.goal.monitored
         return [
             f"whether {name} depends on the batch size is not known: validation needs a trained "
             "network"
         ]
     sizes = setup.study.batch_sizes
-    ragged = _first_ragged_size(sizes, smallest.examples, training.workload.parts_of(trial.cell))
+    ragged = _first_ragged_size(sizes, smallest.examples, settings.workload.parts_of(trial.cell))
     others = [max(sizes)]
     if ragged is not None:
         others.append(ragged)
     notes: list[str] = []
     for batch_size in others:
         other = with_cell(trial, batch_size=batch_size)
-        metrics = untrained_metrics(training, other)
+        metrics = untrained_metrics(settings, other)
         differences = _differences(smallest.networks, metrics.networks, rounding)
         for metric, difference in differences.items():
-            if not _is_random(training, (trial, other), metric, difference.network):
-                notes.append(_note_or_refusal(training, (trial, other), metric, difference))
+            if not _is_random(settings, (trial, other), metric, difference.network):
+                notes.append(_note_or_refusal(settings, (trial, other), metric, difference))
     return list(dict.fromkeys(notes))
 
 
 def _note_or_refusal(
-    training: TrialSettings, trials: tuple[Trial, Trial], metric: str, difference: Difference
+    settings: TrialSettings, trials: tuple[Trial, Trial], metric: str, difference: Difference
 ) -> str:
     """Return the note on a metric that differs between two trials.
 
@@ -108,9 +108,9 @@ def _note_or_refusal(
         f"{value:.4g} at B = {trial.cell.batch_size}"
         for trial, value in zip(trials, difference.values, strict=True)
     )
-    if metric == training.goal.monitored:
+    if metric == settings.goal.monitored:
         raise ConfigError(
-            training.goal.metric_key,
+            settings.goal.metric_key,
             metric,
             "a metric that does not depend on the validation batch size. For the same network "
             f"it is {shown}. Give validation a fixed batch size",
@@ -195,17 +195,17 @@ def _has_full_precision(trainer: Mapping[str, Any]) -> bool:
     return str(trainer.get("precision") or "32").startswith(("32", "64"))
 
 
-def _in_full_precision(training: TrialSettings) -> TrialSettings:
-    """Return `training`, or a copy whose trainer has 32 bits if it has less."""
-    trainer = training.workload.trainer
+def _in_full_precision(settings: TrialSettings) -> TrialSettings:
+    """Return `settings`, or a copy whose trainer has 32 bits if it has less."""
+    trainer = settings.workload.trainer
     if _has_full_precision(trainer):
-        return training
-    workload = replace(training.workload, trainer={**trainer, "precision": "32-true"})
-    return replace(training, workload=workload)
+        return settings
+    workload = replace(settings.workload, trainer={**trainer, "precision": "32-true"})
+    return replace(settings, workload=workload)
 
 
 def _is_random(
-    training: TrialSettings, trials: tuple[Trial, Trial], metric: str, network: int
+    settings: TrialSettings, trials: tuple[Trial, Trial], metric: str, network: int
 ) -> bool:
     """Return whether a metric is random enough to explain its difference between two trials.
 
@@ -217,7 +217,7 @@ def _is_random(
     for trial in trials:
         values = []
         for seed in range(REPEATS):
-            networks = untrained_metrics(training, trial, seed).networks
+            networks = untrained_metrics(settings, trial, seed).networks
             if len(networks) > network:
                 values.append(networks[network][metric])
         if not values:
@@ -229,18 +229,18 @@ def _is_random(
 
 
 def untrained_metrics(
-    training: TrialSettings, trial: Trial, seed: int | None = None
+    settings: TrialSettings, trial: Trial, seed: int | None = None
 ) -> UntrainedMetrics:
     """Validate the untrained network of a trial, and the same network with noise on its weights.
 
     Args:
-        training: The settings of the study. Its validations must not stop early.
+        settings: The settings of the study. Its validations must not stop early.
         trial: The trial; it is not trained.
         seed: Seed of the random numbers in validation; None takes the seed of the trial.
     """
     metrics = UntrainedMetrics()
     with full_float32(), suppress(Exception):  # some modules cannot validate without training
-        probe_fit(training, trial, metrics, seed)
+        probe_fit(settings, trial, metrics, seed)
     return metrics
 
 

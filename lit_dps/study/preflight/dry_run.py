@@ -52,32 +52,32 @@ def dry_run(setup: StudySetup) -> tuple[LightningDataModule, list[str]]:
         return _dry_run(setup, replace(setup.trial_settings(), workload=workload))
 
 
-def _dry_run(setup: StudySetup, training: TrialSettings) -> tuple[LightningDataModule, list[str]]:
+def _dry_run(setup: StudySetup, settings: TrialSettings) -> tuple[LightningDataModule, list[str]]:
     notes: list[str] = []
     of_model = trials_with_each_value(setup, ["model"])
-    _refuse_shared_weights(training, of_model)
+    _refuse_shared_weights(settings, of_model)
     trials = smallest_trials(setup)
     for trial in trials:
-        short = _run_smallest(training, trial)
+        short = _run_smallest(settings, trial)
         notes += short.notes
         notes += repeated_metrics(short, setup)
         _check_short_trial(setup, short)
-        notes += _compare_with_largest(setup, training, trial, short)
-    notes += check_parts(training, trials[0], setup)
-    notes += _schedule_notes(setup, training, trials[0])
+        notes += _compare_with_largest(setup, settings, trial, short)
+    notes += check_parts(settings, trials[0], setup)
+    notes += _schedule_notes(setup, settings, trials[0])
     for trial in trials_with_each_value(setup, ["data"]):
         notes += check_validation_data(setup, trial)
-    notes += _equal_weights_note(training, of_model)
-    notes += _loaded_weights_note(training, trials_with_each_value(setup, ["pruning"]))
+    notes += _equal_weights_note(settings, of_model)
+    notes += _loaded_weights_note(settings, trials_with_each_value(setup, ["pruning"]))
     with deterministic_kernels() if setup.on_gpu else nullcontext():
         for trial in trials_with_each_value(setup):
-            notes += check_resume(training, trial, setup)
-        notes += idle_keys(training, setup)
+            notes += check_resume(settings, trial, setup)
+        notes += idle_keys(settings, setup)
     return short.data, list(dict.fromkeys(notes))
 
 
 def _compare_with_largest(
-    setup: StudySetup, training: TrialSettings, trial: Trial, short: ShortTrial
+    setup: StudySetup, settings: TrialSettings, trial: Trial, short: ShortTrial
 ) -> list[str]:
     """Compare the short trial of a series with one at the largest batch size, and return notes.
 
@@ -88,25 +88,25 @@ def _compare_with_largest(
     # The batches and the validation of `ImageData` need no check.
     if standard_data(short.data) or largest == trial.cell.batch_size:
         return []
-    last = run_short(training, with_cell(trial, batch_size=largest))
+    last = run_short(settings, with_cell(trial, batch_size=largest))
     notes = list(last.notes)
     _check_same_validation(short, last)
-    _check_batches_grow(training, short, last)
-    if _may_depend_on_batch_size(training, short, last):
-        notes += compare_metrics(training, with_cell(trial, sparsity=0.0), setup)
+    _check_batches_grow(settings, short, last)
+    if _may_depend_on_batch_size(settings, short, last):
+        notes += compare_metrics(settings, with_cell(trial, sparsity=0.0), setup)
     return notes
 
 
-def _run_smallest(training: TrialSettings, trial: Trial) -> ShortTrial:
+def _run_smallest(settings: TrialSettings, trial: Trial) -> ShortTrial:
     """Run a short trial. If its pruning pass fails, find out whether the dense trial fails too."""
     try:
-        return run_short(training, trial)
+        return run_short(settings, trial)
     except ConfigError as error:
         refusal = error
     # This is outside of the except block, so that the refusal is not shown as the context of an
     # error of the dense trial.
     if refusal.key == "pruning.method":
-        run_short(training, with_cell(trial, sparsity=0.0))
+        run_short(settings, with_cell(trial, sparsity=0.0))
     raise refusal
 
 
@@ -141,13 +141,13 @@ def _check_same_validation(short: ShortTrial, last: ShortTrial) -> None:
     )
 
 
-def _may_depend_on_batch_size(training: TrialSettings, short: ShortTrial, last: ShortTrial) -> bool:
+def _may_depend_on_batch_size(settings: TrialSettings, short: ShortTrial, last: ShortTrial) -> bool:
     """Return whether the validation, or the module, knows the batch size of the grid."""
-    is_of_data = training.workload.batch_size_key.startswith("data.")
+    is_of_data = settings.workload.batch_size_key.startswith("data.")
     return last.goal.validated.batches != short.goal.validated.batches or not is_of_data
 
 
-def _refuse_shared_weights(training: TrialSettings, trials: Sequence[Trial]) -> None:
+def _refuse_shared_weights(settings: TrialSettings, trials: Sequence[Trial]) -> None:
     """Raise ConfigError if two trials have weights in the same memory.
 
     For example, a factory closes over a network. The dry run would add noise to its weights, and
@@ -155,7 +155,7 @@ def _refuse_shared_weights(training: TrialSettings, trials: Sequence[Trial]) -> 
     """
     for trial in trials:
         # Both modules are needed at once, because a deleted one leaves its memory to the next.
-        modules = [training.workload.module(trial) for _ in range(2)]
+        modules = [settings.workload.module(trial) for _ in range(2)]
         one, other = map(_weights_by_address, modules)
         shared = [other[address] for address in other if address in one]
         if shared:
@@ -187,7 +187,7 @@ def _hash_of_weights(trainer: Trainer, module: LightningModule, batch: Any) -> s
     return fingerprint(weights)
 
 
-def _equal_weights_note(training: TrialSettings, trials: Sequence[Trial]) -> list[str]:
+def _equal_weights_note(settings: TrialSettings, trials: Sequence[Trial]) -> list[str]:
     """Return a note if two points of the search begin with equal weights, with the values."""
     equal = []
     for trial in trials:
@@ -195,7 +195,7 @@ def _equal_weights_note(training: TrialSettings, trials: Sequence[Trial]) -> lis
         for point in range(2):
             start = replace(with_cell(trial, sparsity=0.0), point=point)
             with suppress(Exception):  # lazy weights have no values yet
-                hashes.append(read_first_batch(training, start, _hash_of_weights))
+                hashes.append(read_first_batch(settings, start, _hash_of_weights))
         if len(hashes) == 2 and hashes[0] and hashes[0] == hashes[1]:
             equal.append(trial)
     if not equal:
@@ -203,7 +203,7 @@ def _equal_weights_note(training: TrialSettings, trials: Sequence[Trial]) -> lis
     where = ""
     if len(equal) < len(trials):
         where = f" at {'; '.join(_varied_values(trial, trials) for trial in equal)}"
-    class_path = training.workload.specs(equal[0])["model"]["class_path"]
+    class_path = settings.workload.specs(equal[0])["model"]["class_path"]
     module = str(class_path).rpartition(".")[2]
     return [
         f"all points of the search begin with equal weights{where}: {module} loads them, or sets "
@@ -211,10 +211,10 @@ def _equal_weights_note(training: TrialSettings, trials: Sequence[Trial]) -> lis
     ]
 
 
-def _loaded_weights_note(training: TrialSettings, trials: Sequence[Trial]) -> list[str]:
+def _loaded_weights_note(settings: TrialSettings, trials: Sequence[Trial]) -> list[str]:
     """Return a note if pruned networks begin with the weights of a file."""
     for trial in trials:
-        pruner = training.pruning_callback(trial).pruner
+        pruner = settings.pruning_callback(trial).pruner
         if trial.cell.sparsity and isinstance(pruner, FromFile) and pruner.weights:
             return [
                 "all points of the search begin with the weights of the file of masks "
@@ -237,7 +237,7 @@ def _values_of(trial: Trial) -> dict[str, Any]:
     return {**dict(trial.cell.axes), **trial.params}
 
 
-def _check_batches_grow(training: TrialSettings, short: ShortTrial, last: ShortTrial) -> None:
+def _check_batches_grow(settings: TrialSettings, short: ShortTrial, last: ShortTrial) -> None:
     """Raise ConfigError if batches do not grow with the batch size key.
 
     This check is for batches whose number of examples is unknown.
@@ -250,7 +250,7 @@ def _check_batches_grow(training: TrialSettings, short: ShortTrial, last: ShortT
         return
     raise ConfigError(
         "study.batch_size_key",
-        training.workload.batch_size_key,
+        settings.workload.batch_size_key,
         "the key that the train dataloader takes its batch size from: "
         f"at {smallest.batch_size} a batch has {smallest.volume} numbers, and at "
         f"{largest.batch_size} {largest.volume}",
@@ -283,7 +283,7 @@ def _shape_of_rates(trainer: Trainer, module: LightningModule, batch: object) ->
     return schedule_shape(rates, trainer.max_steps)
 
 
-def _schedule_notes(setup: StudySetup, training: TrialSettings, trial: Trial) -> list[str]:
+def _schedule_notes(setup: StudySetup, settings: TrialSettings, trial: Trial) -> list[str]:
     """Return a note if warm-up or schedule take the same steps at all batch sizes.
 
     Such a part takes more examples at larger batch sizes. A part whose length is searched has no
@@ -291,17 +291,17 @@ def _schedule_notes(setup: StudySetup, training: TrialSettings, trial: Trial) ->
 
     Args:
         setup: The study.
-        training: Its settings, without side effects.
+        settings: Its settings, without side effects.
         trial: A trial at the smallest batch size, with the first sample of the search.
     """
     smallest, largest = trial.cell.batch_size, max(setup.study.batch_sizes)
     if smallest == largest:
         return []
-    lengths = _schedule_lengths(training, trial, setup.built_goal.max_steps)
+    lengths = _schedule_lengths(settings, trial, setup.built_goal.max_steps)
     if not lengths:
         return []
     for other in (with_cell(trial, batch_size=largest), replace(trial, params=setup.sample(1))):
-        others = _schedule_lengths(training, other, setup.built_goal.max_steps)
+        others = _schedule_lengths(settings, other, setup.built_goal.max_steps)
         lengths = {name: steps for name, steps in lengths.items() if others.get(name) == steps}
     parts = []
     for name, steps in lengths.items():
@@ -315,12 +315,12 @@ def _schedule_notes(setup: StudySetup, training: TrialSettings, trial: Trial) ->
     return [f"{'; '.join(parts)}. Search its length, or give it in examples, to compare them"]
 
 
-def _schedule_lengths(training: TrialSettings, trial: Trial, max_steps: int) -> dict[str, float]:
+def _schedule_lengths(settings: TrialSettings, trial: Trial, max_steps: int) -> dict[str, float]:
     """Return the steps of the warm-up and of the schedule of a trial, if they end before it."""
     shape: dict[str, float] = {}
     with suppress(Exception):  # the short trials report errors of the user's code
         dense = with_cell(trial, sparsity=0.0)
-        shape = read_first_batch(training, dense, _shape_of_rates) or {}
+        shape = read_first_batch(settings, dense, _shape_of_rates) or {}
     warm_up = shape.get(WARM_UP, 0)
     # The last step of a schedule already has the final rate.
     schedule = shape.get(SCHEDULE, 1) - 1

@@ -50,7 +50,7 @@ class Effect(Enum):
     UNKNOWN = "is not known"
 
 
-def idle_keys(training: TrialSettings, setup: StudySetup) -> list[str]:
+def idle_keys(settings: TrialSettings, setup: StudySetup) -> list[str]:
     """Return a note for each key that changes nothing in the first steps of a trial.
 
     A key is not idle if it changes a result at one combination of the other keys' values. For
@@ -58,7 +58,7 @@ def idle_keys(training: TrialSettings, setup: StudySetup) -> list[str]:
     trials fail or are not reproducible.
 
     Args:
-        training: The settings of the study.
+        settings: The settings of the study.
         setup: The study.
     """
     study = setup.study
@@ -72,7 +72,7 @@ def idle_keys(training: TrialSettings, setup: StudySetup) -> list[str]:
             tested.append(key)
     if not tested:
         return notes
-    runs = _RecordedRuns(training)
+    runs = _RecordedRuns(settings)
     trials = _contexts(setup)
     for key in tested:
         effect = _effect(runs, setup, trials, key)
@@ -222,8 +222,8 @@ class _RecordedRuns:
         steps: Optimizer steps of the longest trial.
     """
 
-    def __init__(self, training: TrialSettings):
-        self.training = training
+    def __init__(self, settings: TrialSettings):
+        self.settings = settings
         self.steps = 0
         self._records: dict[str, _Recorder | None] = {}
 
@@ -244,11 +244,11 @@ class _RecordedRuns:
 
     def _train(self, trial: Trial, validates: bool) -> _Recorder:
         if not validates:
-            recorder = _Recorder(STEPS * self.training.workload.parts_of(trial.cell))
-            probe_fit(self.training, trial, recorder)
+            recorder = _Recorder(STEPS * self.settings.workload.parts_of(trial.cell))
+            probe_fit(self.settings, trial, recorder)
             return recorder
         recorder = _Recorder()
-        short = run_short(self.training, trial, [recorder])
+        short = run_short(self.settings, trial, [recorder])
         self.steps = max(self.steps, short.goal.steps)
         return recorder
 

@@ -48,18 +48,18 @@ _CAUSES = {
 }
 
 
-def check_parts(training: TrialSettings, trial: Trial, setup: StudySetup) -> list[str]:
+def check_parts(settings: TrialSettings, trial: Trial, setup: StudySetup) -> list[str]:
     """Return notes if a batch in two halves trains differently from the whole batch.
 
     Studies that accumulate gradients, or whose ranks divide a batch, are checked, on a dense
     network.
 
     Args:
-        training: The settings of the study.
+        settings: The settings of the study.
         trial: A trial of the study.
         setup: The study.
     """
-    cells = [cell for cell in setup.study.cells if training.workload.parts_of(cell) > 1]
+    cells = [cell for cell in setup.study.cells if settings.workload.parts_of(cell) > 1]
     parts = "accumulated batches"
     effect = "K with accumulated batches is not K of batches in one piece"
     has_synchronized_norm = False
@@ -73,8 +73,8 @@ def check_parts(training: TrialSettings, trial: Trial, setup: StudySetup) -> lis
     cell = replace(max(cells, key=lambda cell: cell.batch_size), sparsity=0.0)
     probe = PartsProbe()
     with full_float32():
-        probe_fit(training, replace(trial, cell=cell), probe)
-    name = training.workload.model["class_path"].rpartition(".")[2]
+        probe_fit(settings, replace(trial, cell=cell), probe)
+    name = settings.workload.model["class_path"].rpartition(".")[2]
     notes = []
     for each in probe.dependence():
         if each == UNKNOWN:

@@ -79,12 +79,12 @@ def check_plug_ins(setup: StudySetup) -> list[str]:
 
 def foreign_plug_ins(setup: StudySetup) -> list[PlugIn]:
     """Return the plug-ins of a study that are not part of lit_dps, each once."""
-    training = setup.trial_settings()
-    found = [*_goal_rules(setup), *_statistics(setup), *_readings(training), *_schedules(setup)]
+    settings = setup.trial_settings()
+    found = [*_goal_rules(setup), *_statistics(setup), *_readings(settings), *_schedules(setup)]
     for smallest in smallest_trials(setup):
         for trial in trials_with_each_choice(setup, smallest):
-            found += _pruners(training, trial)
-            found += _update_rules(training, trial)
+            found += _pruners(settings, trial)
+            found += _update_rules(settings, trial)
     return list({plug_in.call: plug_in for plug_in in found}.values())
 
 
@@ -110,8 +110,8 @@ def _statistics(setup: StudySetup) -> Iterator[PlugIn]:
         yield PlugIn("study.statistic", name, "check_statistic", f"{name}()", run)
 
 
-def _readings(training: TrialSettings) -> Iterator[PlugIn]:
-    for spec in training.readings:
+def _readings(settings: TrialSettings) -> Iterator[PlugIn]:
+    for spec in settings.readings:
         if is_foreign(spec.kind):
             call = _call_text(spec.class_path, spec.init_args)
             run = partial(check_reading, spec.build())
@@ -129,8 +129,8 @@ def _schedules(setup: StudySetup) -> Iterator[PlugIn]:
             yield PlugIn(NAME_KEY, config.schedule, "check_schedule", call, run)
 
 
-def _pruners(training: TrialSettings, trial: Trial) -> Iterator[PlugIn]:
-    config = training.resolve(trial).pruning
+def _pruners(settings: TrialSettings, trial: Trial) -> Iterator[PlugIn]:
+    config = settings.resolve(trial).pruning
     pruner = pruner_of(config.method, config.options)
     if config.sparsity and is_foreign(type(pruner)):
         # A larger sparsity may leave nothing of the small network of the test.
@@ -140,8 +140,8 @@ def _pruners(training: TrialSettings, trial: Trial) -> Iterator[PlugIn]:
         yield PlugIn("pruning.method", config.method, "check_pruner", call, run)
 
 
-def _update_rules(training: TrialSettings, trial: Trial) -> Iterator[PlugIn]:
-    module = training.workload.module(trial)
+def _update_rules(settings: TrialSettings, trial: Trial) -> Iterator[PlugIn]:
+    module = settings.workload.module(trial)
     if not isinstance(module, ImageClassifier):
         return
     arguments = module.hparams

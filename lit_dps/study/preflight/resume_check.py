@@ -35,13 +35,13 @@ ROUNDING_OF_ORDER = 1e-2  # relative; some kernels of a GPU add numbers in an or
 LONGER = 3  # factor of the first batches of an epoch, compared with the dry run
 
 
-def check_resume(training: TrialSettings, trial: Trial, setup: StudySetup) -> list[str]:
+def check_resume(settings: TrialSettings, trial: Trial, setup: StudySetup) -> list[str]:
     """Compare a short trial that resumes after its first step with an uninterrupted trial.
 
     No trial runs if module and data are ours and there are no callbacks.
 
     Args:
-        training: The settings of the study.
+        settings: The settings of the study.
         trial: The trial.
         setup: The study.
 
@@ -53,17 +53,17 @@ def check_resume(training: TrialSettings, trial: Trial, setup: StudySetup) -> li
     """
     if setup.study.checkpoint_minutes is None:
         return []
-    short = build_short(training, trial)
+    short = build_short(settings, trial)
     if short.epochs.goal.is_ours:
         return []
     name = type(short.fit.built.module).__name__
-    trial, uninterrupted, failure = _first_finite_run(training, trial, setup)
+    trial, uninterrupted, failure = _first_finite_run(settings, trial, setup)
     if uninterrupted is None:
         return [f"whether trials of {name} can resume is not known: {failure}"]
     if len(uninterrupted.steps) < 2:
         # The budget is spent at the first check, so a trial ends where it would be saved.
         return []
-    resumed, reason = _interrupted(training, trial)
+    resumed, reason = _interrupted(settings, trial)
     if resumed is None:
         return [f"trials of {name} cannot resume: after an interruption they restart ({reason})"]
     rounding = ROUNDING_ON_GPU if setup.on_gpu else ROUNDING
@@ -71,7 +71,7 @@ def check_resume(training: TrialSettings, trial: Trial, setup: StudySetup) -> li
     if difference is None:
         return []
     # Two runs may differ without an interruption, such as with an unseeded generator.
-    second = _run(training, trial)
+    second = _run(settings, trial)
     unreproducible = second.difference(uninterrupted, 0.0)
     if unreproducible is not None and setup.on_gpu:
         unreproducible = second.difference(uninterrupted, ROUNDING_OF_ORDER)
@@ -87,7 +87,7 @@ def check_resume(training: TrialSettings, trial: Trial, setup: StudySetup) -> li
 
 
 def _first_finite_run(
-    training: TrialSettings, trial: Trial, setup: StudySetup
+    settings: TrialSettings, trial: Trial, setup: StudySetup
 ) -> tuple[Trial, _ShortRun | None, str]:
     """Run short trials at several points, until one neither fails nor diverges.
 
@@ -101,7 +101,7 @@ def _first_finite_run(
     for params in [trial.params, *extreme_points(setup.space)]:
         trial = replace(trial, params=params)
         try:
-            run = _run(training, trial)
+            run = _run(settings, trial)
         # For example, a module may read what a first validation changed.
         except Exception as error:
             failure = f"a short trial fails ({type(error).__name__}: {first_line(error)})"
@@ -213,7 +213,7 @@ class _Interrupted(Exception):
     """Ends a short trial at its first validation."""
 
 
-def _interrupted(training: TrialSettings, trial: Trial) -> tuple[_ShortRun | None, str]:
+def _interrupted(settings: TrialSettings, trial: Trial) -> tuple[_ShortRun | None, str]:
     """Interrupt a short trial at its first validation, and resume it.
 
     Returns:
@@ -222,7 +222,7 @@ def _interrupted(training: TrialSettings, trial: Trial) -> tuple[_ShortRun | Non
     messages: list[str] = []
     with tempfile.TemporaryDirectory(prefix="lit_dps-") as folder:
         checkpoints = Checkpoints(Path(folder), None, minutes=0, report=messages.append)
-        training = replace(training, checkpoints=checkpoints)
+        settings = replace(settings, checkpoints=checkpoints)
         file = checkpoints.file(trial, {})
 
         def interrupt() -> None:
@@ -230,10 +230,10 @@ def _interrupted(training: TrialSettings, trial: Trial) -> tuple[_ShortRun | Non
 
         try:
             with suppress(_Interrupted):
-                _run(training, trial, file, interrupt)
+                _run(settings, trial, file, interrupt)
             path = file.find()
             if path is not None:
-                return _run(training, trial, file, checkpoint=path), ""
+                return _run(settings, trial, file, checkpoint=path), ""
         # For example, a module may not save all of its state.
         except Exception as error:
             return None, f"{type(error).__name__}: {first_line(error)}"
@@ -243,14 +243,14 @@ def _interrupted(training: TrialSettings, trial: Trial) -> tuple[_ShortRun | Non
 
 
 def _run(
-    training: TrialSettings,
+    settings: TrialSettings,
     trial: Trial,
     file: CheckpointFile | None = None,
     raise_if_stopped: Callable[[], None] = lambda: None,
     checkpoint: Path | None = None,
 ) -> _ShortRun:
     """Train a short trial, from a checkpoint if there is one, and return its results."""
-    short = build_short(training, trial, file, raise_if_stopped)
+    short = build_short(settings, trial, file, raise_if_stopped)
     epochs = short.epochs
     epochs.validates_untrained = False
     if not epochs.is_manual:

@@ -76,7 +76,7 @@ class ShortTrial:
 
 
 def build_short(
-    training: TrialSettings,
+    settings: TrialSettings,
     trial: Trial,
     file: CheckpointFile | None = None,
     raise_if_stopped: Callable[[], None] = lambda: None,
@@ -84,19 +84,19 @@ def build_short(
     """Return a short trial that is ready to be trained.
 
     Args:
-        training: The settings of the study.
+        settings: The settings of the study.
         trial: The trial.
         file, raise_if_stopped: As in `TrialFit.of`.
     """
-    goal = ShortGoal.of(training.goal)
+    goal = ShortGoal.of(settings.goal)
     attempt = Attempt(
         trial,
         goal.goal,
         read_race_limit=lambda: goal.last_step,
         train_past_goal=True,
-        metrics=training.metrics,
+        metrics=settings.metrics,
     )
-    fit = TrialFit.of(training, attempt, goal, file, raise_if_stopped)
+    fit = TrialFit.of(settings, attempt, goal, file, raise_if_stopped)
     fit.examples.waits = True
     fit.pruning.is_short = True
     fit.readings.is_short = True
@@ -106,12 +106,12 @@ def build_short(
         not callbacks and standard_data(fit.built.data) and type(module) is ImageClassifier
     )
     is_manual = not module.automatic_optimization or is_overridden("optimizer_step", module)
-    epochs = ShortEpochs(goal, training.workload.parts_of(trial.cell), is_manual)
+    epochs = ShortEpochs(goal, settings.workload.parts_of(trial.cell), is_manual)
     return ShortTrial(fit, attempt, epochs)
 
 
 def run_short(
-    training: TrialSettings, trial: Trial, watchers: Sequence[Callback] = ()
+    settings: TrialSettings, trial: Trial, watchers: Sequence[Callback] = ()
 ) -> ShortTrial:
     """Train a trial for a few optimizer steps, as `LightningLoop` does, and return the results.
 
@@ -120,14 +120,14 @@ def run_short(
     first one precedes the end of the first epoch if it does so in the trial.
 
     Args:
-        training: The settings of the study.
+        settings: The settings of the study.
         trial: The trial.
         watchers: Further callbacks, called after the callbacks of the study.
 
     Raises:
         UserError: if the trial fails, in one line. For errors of the user's code, with its place.
     """
-    short = build_short(training, trial)
+    short = build_short(settings, trial)
     fit = short.fit
     epochs = short.epochs
     stale_metrics = StaleMetricObjects()

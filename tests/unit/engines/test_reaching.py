@@ -33,9 +33,9 @@ def begin(model: str, sparsity: float) -> tuple:
     """What a trial of an animal begins with after its pruning pass."""
     made = setup(f"reaching.{model}")
     with made.workload.without_side_effects() as workload:
-        training = replace(made.trial_settings(), workload=workload)
+        settings = replace(made.trial_settings(), workload=workload)
         trial = Trial(Cell(16, sparsity), 0, {"model.lr": 0.01})
-        fit = TrialFit.of(training, Attempt(trial, training.goal.build()))
+        fit = TrialFit.of(settings, Attempt(trial, settings.goal.build()))
         seen = Begin()
         fit.trainer(last=[seen]).fit(fit.built.module, datamodule=fit.built.data)
         return seen.found

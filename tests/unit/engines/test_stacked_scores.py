@@ -29,17 +29,17 @@ RATES = [0.01, 0.03, 0.02]
 TOLERANCE = 1e-4
 
 
-def prepared(training: TrialSettings, asked: list[Trial]) -> list[NetworkRun]:
+def prepared(settings: TrialSettings, asked: list[Trial]) -> list[NetworkRun]:
     runs = []
     for trial in asked:
         attempt = Attempt(trial, GoalErrorCallback(**GOAL).goal)
-        built, device = build_trial(training, trial)
-        runs.append(NetworkRun.build_or_resume(attempt, built, training, device))
+        built, device = build_trial(settings, trial)
+        runs.append(NetworkRun.build_or_resume(attempt, built, settings, device))
     return runs
 
 
-def scores_alone(run: NetworkRun, training: TrialSettings) -> dict[str, torch.Tensor]:
-    config = training.resolve(run.attempt.trial).pruning
+def scores_alone(run: NetworkRun, settings: TrialSettings) -> dict[str, torch.Tensor]:
+    config = settings.resolve(run.attempt.trial).pruning
     with run.copy_to_prune(config, config.batch_size) as copy:
         return pruner_of(config.method, config.options).scores(copy, torch.Generator())
 
@@ -56,14 +56,14 @@ def scores_alone(run: NetworkRun, training: TrialSettings) -> dict[str, torch.Te
     ],
 )
 def test_each_network_has_the_scores_and_the_mask_of_its_own_pass(method, options):
-    training = training_of(workload(), GOAL, pruning={"method": method, "options": options})
-    runs = prepared(training, trials(Cell(16, 0.9), rates=RATES))
+    settings = training_of(workload(), GOAL, pruning={"method": method, "options": options})
+    runs = prepared(settings, trials(Cell(16, 0.9), rates=RATES))
     before = [parameter.clone() for run in runs for parameter in run.module.parameters()]
-    stacked = scores_of_stack(runs, training)
+    stacked = scores_of_stack(runs, settings)
     assert len(stacked) == len(runs)
     masks = []
     for run, scores in zip(runs, stacked, strict=True):
-        expected = scores_alone(run, training)
+        expected = scores_alone(run, settings)
         assert list(scores) == list(expected)
         largest = max(float(score.abs().max()) for score in expected.values())
         for name, score in expected.items():
@@ -125,36 +125,36 @@ class HalfSnip(Snip):
     ],
 )
 def test_other_runs_prune_alone(used, cell, pruning, reason):
-    training = training_of(used, GOAL, pruning=pruning)
-    runs = prepared(training, trials(cell, rates=RATES))
-    assert scores_of_new_runs(runs, training, ("cpu",)) == [None] * 3, reason
+    settings = training_of(used, GOAL, pruning=pruning)
+    runs = prepared(settings, trials(cell, rates=RATES))
+    assert scores_of_new_runs(runs, settings, ("cpu",)) == [None] * 3, reason
 
 
 def test_a_cpu_and_a_network_alone_take_single_passes():
-    training = training_of(workload(), GOAL, pruning={})
-    runs = prepared(training, trials(Cell(16, 0.5), rates=RATES))
-    assert scores_of_new_runs(runs, training) == [None] * 3
-    assert scores_of_new_runs(runs[:1], training, ("cpu",)) == [None]
+    settings = training_of(workload(), GOAL, pruning={})
+    runs = prepared(settings, trials(Cell(16, 0.5), rates=RATES))
+    assert scores_of_new_runs(runs, settings) == [None] * 3
+    assert scores_of_new_runs(runs[:1], settings, ("cpu",)) == [None]
     # A point whose scores are stored needs no pass.
-    runs[0].prune_unless_resumed(training)
-    first, *others = scores_of_new_runs(runs, training, ("cpu",))
+    runs[0].prune_unless_resumed(settings)
+    first, *others = scores_of_new_runs(runs, settings, ("cpu",))
     assert first is None and None not in others
 
 
 def test_too_little_memory_divides_the_pass_and_an_error_leaves_it_to_each_run(monkeypatch, capsys):
-    training = training_of(workload(), GOAL, pruning={})
-    runs = prepared(training, trials(Cell(16, 0.5), rates=[0.01 * i for i in range(1, 6)]))
-    expected = scores_of_new_runs(runs, training, ("cpu",))
+    settings = training_of(workload(), GOAL, pruning={})
+    runs = prepared(settings, trials(Cell(16, 0.5), rates=[0.01 * i for i in range(1, 6)]))
+    expected = scores_of_new_runs(runs, settings, ("cpu",))
     sizes = []
 
-    def fits_two(networks, training):
+    def fits_two(networks, settings):
         sizes.append(len(networks))
         if len(networks) > 2:
             raise torch.OutOfMemoryError
-        return scores_of_stack(networks, training)
+        return scores_of_stack(networks, settings)
 
     monkeypatch.setattr(stacked_scores, "scores_of_stack", fits_two)
-    scores = scores_of_new_runs(runs, training, ("cpu",))
+    scores = scores_of_new_runs(runs, settings, ("cpu",))
     assert sizes == [5, 2, 3]
     for ours, theirs in zip(scores[:2], expected[:2], strict=True):
         assert ours is not None and theirs is not None
@@ -162,14 +162,14 @@ def test_too_little_memory_divides_the_pass_and_an_error_leaves_it_to_each_run(m
             assert torch.allclose(ours[name], score, rtol=1e-5)
     assert scores[2:] == [None] * 3
 
-    def fails(networks, training):
+    def fails(networks, settings):
         raise KeyError("a name of the user")
 
     monkeypatch.setattr(stacked_scores, "scores_of_stack", fails)
     monkeypatch.setattr(stacked_scores, "_reported", set())
     assert capsys.readouterr().err == ""
     for _ in range(2):
-        assert scores_of_new_runs(runs, training, ("cpu",)) == [None] * 5
+        assert scores_of_new_runs(runs, settings, ("cpu",)) == [None] * 5
     line = (
         "each network makes its own scoring pass, because a pass for all networks fails: KeyError: "
     )

@@ -40,8 +40,8 @@ def check(
         made = replace(made, workload=replace(made.workload, trainer=trainer))
     point = sobol_point(made.study.space, 0, 0)
     with made.workload.without_side_effects() as workload:
-        training = replace(made.trial_settings(), workload=workload)
-        return check_resume(training, Trial(Cell(batch_size, sparsity), 0, point), made)
+        settings = replace(made.trial_settings(), workload=workload)
+        return check_resume(settings, Trial(Cell(batch_size, sparsity), 0, point), made)
 
 
 @pytest.mark.parametrize(
