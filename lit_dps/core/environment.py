@@ -161,7 +161,9 @@ def versions_of(
         if version is None or list(version) == UNKNOWN:
             continue
         for group in groups:
-            if any(SAME[entry](version, other[entry][name]) for other in group):
+            others = [other[entry][name] for other in group]
+            others = [each for each in others if text_version(each) == text_version(version)]
+            if not others or any(SAME[entry](version, each) for each in others):
                 group.append(environment)
                 break
         else:

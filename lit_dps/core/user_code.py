@@ -6,6 +6,7 @@ import os
 import site
 import sys
 import sysconfig
+import time
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import PathDistribution
@@ -14,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 _PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
+IMPORTED = time.time()  # when this process imported lit_dps
 
 
 def texts_in(nested: Any) -> Iterator[str]:

@@ -409,9 +409,12 @@ def unknown_code(study: Analysis) -> Iterator[Values]:
     versions: dict[str, set[str]] = {}
     for environment in used_environments(study):
         for name, hashes in environment.get(SOURCES, {}).items():
-            versions.setdefault(name, set()).add(text_version(hashes))
-            if list(hashes) == UNKNOWN or len(versions[name]) > 1:
+            if list(hashes) == UNKNOWN:
                 names.add(name)
+                continue
+            versions.setdefault(name, set()).add(text_version(hashes))
+            if len(versions[name]) > 1:
+                names.add(f"{name} (with an earlier version of lit_dps)")
     if names:
         yield {"names": ", ".join(sorted(names))}
 

@@ -20,7 +20,7 @@ from lit_dps.core.environment import UNKNOWN, is_same_source
 from lit_dps.core.errors import UserError
 from lit_dps.core.identity import OBJECTS
 from lit_dps.core.record import setting
-from lit_dps.core.user_code import is_user_file, texts_in
+from lit_dps.core.user_code import IMPORTED, is_user_file, texts_in
 from lit_dps.training.code_tree import node_of, strip_docstrings
 from lit_dps.training.object_paths import MAIN
 from lit_dps.training.user_objects import hashes_of_class
@@ -82,8 +82,10 @@ def _figures(config: Any, texts: list[str]) -> set[str]:
 
 def _refuse_edited(module: ModuleType, file: str) -> None:
     """Raise UserError if a loaded function of a module differs from its file."""
-    if type(getattr(module, "__loader__", None)) is not SourceFileLoader:
-        return  # another loader may change the code of the file
+    # Another loader, or a decorator, may change the code of the file.
+    is_plain = type(getattr(module, "__loader__", None)) is SourceFileLoader
+    if not is_plain or os.path.getmtime(file) < IMPORTED:
+        return
     for function in _functions_of(module):
         code = getattr(unwrap(function), "__code__", function.__code__)
         is_of_file = code.co_filename == file and code.co_name != "<lambda>"

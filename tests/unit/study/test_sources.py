@@ -14,6 +14,7 @@ from lit_dps.core.environment import (
     Environment,
     changed_parts,
     is_same_source,
+    versions_of,
 )
 from lit_dps.core.errors import UserError
 from lit_dps.core.user_code import _installed_with_target, is_installed, is_user_file
@@ -186,6 +187,8 @@ def test_hashes_of_earlier_versions_of_a_class_are_accepted(monkeypatch, tmp_pat
     assert changed({"__main__.Net": ["1", "2"]}, edited) == []
     known = [{SOURCES: {"__main__.Net": each}} for each in (["1", "2"], hashes)]
     assert changed_parts(known, {SOURCES: edited}, SOURCES) == ["__main__.Net"]
+    versions = versions_of([*known, {SOURCES: edited}], SOURCES, "__main__.Net")
+    assert [len(each) for each in versions] == [2, 1]
     # Of two stored versions with three hashes, the third one decides nothing.
     assert not is_same_source(["1", "2", "3"], ["4", "5", "3"])
     assert is_same_source(["1", "2", "3"], ["1", "5", "6"])
