@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.numbers import Sample
 from benchmarks.options import Options
 from benchmarks.text import table, times
-from lit_dps.core.attempt import Attempt
+from lit_dps.core.attempt import Attempt, AttemptRules
 from lit_dps.core.config import StudyConfig
 from lit_dps.core.errors import StorageError
 from lit_dps.core.goal import Goal
@@ -49,9 +49,7 @@ class OneLock(TrialQueue):
             claimed = study.ask(fixed_distributions=self.distributions)
             claimed.set_user_attr(OWNER, self.peers.owner)
             rung = self._next_rung(study, claimed.user_attrs[POINT_ATTR])
-        return self._attempt(
-            cell, claimed, partial(self.cell_race_limit, cell), rung, self.train_past_goal
-        )
+        return self._attempt(cell, claimed, partial(self.cell_race_limit, cell), rung)
 
     def store_result(self, result: TrialResult) -> TrialResult:
         trial = self._claims.pop((result.trial.cell, result.trial.point, result.trial.repeat))
@@ -158,7 +156,16 @@ def _measured(way: str, store: type[TrialQueue], url: str, workers: int, seconds
         with ExitStack() as stack:
             own_peers: Any = peers(own)
             stack.enter_context(closing(own_peers))
-            mine = store(own, "s", [Cell(4)], POINTS, SobolSampler(SPACE, 0), 0, Goal(0.1), uid=uid)
+            mine = store(
+                own,
+                "s",
+                [Cell(4)],
+                POINTS,
+                SobolSampler(SPACE, 0),
+                0,
+                AttemptRules(Goal(0.1)),
+                uid=uid,
+            )
             stack.callback(mine.storage.engine.dispose)
             begin.wait()
             end_of_all = time.monotonic() + seconds

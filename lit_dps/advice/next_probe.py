@@ -159,7 +159,7 @@ def next_run(
     def cost(batch_size: float) -> float:
         if step_time is None:
             return batch_size
-        step = step_time.at(batch_size, devices) or step_time.at(batch_size, 1)
+        step = step_time.at(batch_size, devices)
         return math.inf if step is None else step.value
 
     known = [size for size in sizes if math.isfinite(cost(size))]

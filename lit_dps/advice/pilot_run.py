@@ -34,13 +34,10 @@ def train_pilot(
         UserError: with the cause of a run that failed.
     """
     pilot = PilotRun.of_stored(question.store.read())
-    at = f"B = {plan.batch_size}, {plan.rate_key} = {number_text(plan.rate)}"
-    if pilot is not None:
-        print_line(f"your run, by an earlier command: {at}")
-    else:
-        if clock.remaining > 0:
-            print_line(f"your run: {at}, at most {question.setup.built_goal.max_steps} steps")
+    if pilot is None:
         pilot = _run_pilot(question, plan, clock, stop)
+    else:
+        print_line(f"your run, by an earlier command: {_settings_text(plan)}")
     if pilot is None:
         return None
     if pilot.steps is None:
@@ -77,7 +74,12 @@ def _run_pilot(
 ) -> PilotRun | None:
     """Train the pilot and store its results; return None if its time is over."""
     pilot = PilotRun.of_record(question.probes.record(), plan)
-    if pilot is None and clock.remaining > 0:
+    if pilot is not None:
+        # A command was killed between the end of the run and the line that stores it below.
+        print_line(f"your run, by an earlier command: {_settings_text(plan)}")
+    elif clock.remaining > 0:
+        max_steps = question.setup.built_goal.max_steps
+        print_line(f"your run: {_settings_text(plan)}, at most {max_steps} steps")
         file = pilot_checkpoint(question.setup)
         change = partial(pilot_setup, reads_noise=question.reads_noise, file=file)
         chosen = ChosenPoints(plan.points(plan.batch_size, (1.0,)), change=change)
@@ -88,6 +90,10 @@ def _run_pilot(
         # The pilot measures validations better than the first table.
         vars(question).pop("checks", None)
     return pilot
+
+
+def _settings_text(plan: PilotPlan) -> str:
+    return f"B = {plan.batch_size}, {plan.rate_key} = {number_text(plan.rate)}"
 
 
 def pilot_checkpoint(setup: StudySetup) -> Path:

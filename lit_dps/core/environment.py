@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ THREADS = "threads"  # of each worker
 SOURCES = "sources"  # file of the user's code -> hashes of its bytes and of its syntax tree
 # Begins the hash of a class, function or value of a script: the version of the described text.
 OBJECT_TEXT = "text 2: "
+_OBJECT_HASH = re.compile(r"text \d+: ")
 # Values of the data's axes -> three hashes: of whole numbers and texts, of floats, and of the
 # processor and the versions that decide how floats are rounded.
 DATA = "data"
@@ -91,8 +93,9 @@ def is_same_source(one: Hashes, other: Hashes) -> bool:
 
 
 def text_version(hashes: Hashes) -> str:
-    """Return how the text of an object is described; "" for a file, and in earlier versions."""
-    return hashes[0].rpartition(":")[0]
+    """Return how the text of an object is described; "" for a file, data and earlier versions."""
+    match = _OBJECT_HASH.match(hashes[0])
+    return match[0] if match is not None else ""
 
 
 def is_same_data(one: Hashes, other: Hashes) -> bool:

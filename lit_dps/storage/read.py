@@ -46,8 +46,8 @@ UNPACKING_MEMORY = 1 << 28  # bytes; xz -9 needs 65 MB
 CHUNK_BYTES = 1 << 20
 # Cells that are read by one query: few queries, and the trials of few cells in memory.
 CELLS_PER_QUERY = 50
-# Keys of classes that are needed to read a study.
-CLASS_KEYS = ("study.statistic", "goal.rule")
+# Keys whose values may be valid in another environment, or were valid in an earlier version.
+REFUSED_KEYS = ("study.statistic", "goal.rule", "goal.metric")
 DAMAGE = (KeyError, TypeError, ValueError, AttributeError)  # raised by damaged values
 
 
@@ -113,8 +113,8 @@ def read_study(
             header[schema.REPEATS] = encode_plan(dataclasses.replace(plan, slack=slack))
             return _record(name, header, _read_cells(opened, name, header, study_ids, truncates))
         except DAMAGE as error:
-            if isinstance(error, ConfigError) and error.key in CLASS_KEYS:
-                # A class of the user that cannot be imported here is no damage.
+            if isinstance(error, ConfigError) and error.key in REFUSED_KEYS:
+                # It is no damage.
                 raise
             raise StorageError(
                 f"study {name!r} has a value that cannot be read "

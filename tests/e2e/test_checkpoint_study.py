@@ -86,6 +86,7 @@ def test_a_long_trial_goes_on_where_it_was(tmp_path, whole, sent, workers):
     assert not (tmp_path / "mlruns" / "checkpoints").exists(), "nothing is left"
 
 
+@pytest.mark.long
 def test_a_trial_that_paused_in_a_heat_goes_on_with_the_next(tmp_path, monkeypatch):
     find, went_on = CheckpointFile.find, []
 

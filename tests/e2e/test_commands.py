@@ -172,7 +172,17 @@ def small_data(tmp_path_factory) -> Path:
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 SHIPPED = sorted((ROOT / "configs").rglob("*.yaml"))
 # Their workloads are those of other files, with other numbers.
-VARIANTS = ("-exhaustive", "-constant", "-linear", "-100", "-levels", "-region", "-winners", "-sgd")
+VARIANTS = (
+    "-exhaustive",
+    "-constant",
+    "-linear",
+    "-100",
+    "-levels",
+    "-region",
+    "-winners",
+    "-sgd",
+    "masks",
+)
 STUDIED = [
     "mnist-simple-cnn-momentum",
     "fashion-mnist-simple-cnn-sgd-linear",

@@ -125,6 +125,7 @@ def test_four_ranks_train_on_two_examples(tmp_path):
     assert table(tmp_path / "four") == table(tmp_path / "one")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("launcher", "who"),
     [pytest.param("torchrun", "first", marks=pytest.mark.long), ("plain", "last")],

@@ -56,6 +56,7 @@ def runs(folder: Path) -> dict[tuple, mlflow.entities.RunInfo]:
     }
 
 
+@pytest.mark.long
 def test_a_finished_study_changes_nothing_and_one_that_goes_on_ends_later(tmp_path):
     few = (*STUDY, "--study.trials", 2)
     assert run_here(tmp_path, *few).returncode == 0

@@ -91,6 +91,7 @@ def test_one_worker_that_ends_leaves_the_rest_to_the_others(tmp_path, unbroken, 
     assert table(tmp_path) == table(unbroken)
 
 
+@pytest.mark.long
 def test_when_all_workers_are_killed_the_study_ends_and_goes_on_later(tmp_path, unbroken):
     database = tmp_path / "mlruns" / "study.db"
     process = start(tmp_path, *STUDY, "--study.workers", 2)

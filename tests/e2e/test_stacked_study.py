@@ -33,6 +33,7 @@ def test_the_table_is_the_same(tmp_path, unbroken, options):
     assert table(tmp_path) == table(unbroken)
 
 
+@pytest.mark.long
 def test_a_raced_study_in_lockstep_tells_what_a_raced_study_tells(tmp_path):
     raced = ("--study.race_factor", 1, "--goal.early_reject", "true")
     for name, arguments in (("one", STUDY), ("stacked", STACKED)):

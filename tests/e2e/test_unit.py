@@ -56,6 +56,7 @@ def test_k_star_is_the_fewest_examples_of_the_curves(examples):
                 assert result.curve["examples"][-1] <= k_star
 
 
+@pytest.mark.long
 def test_k_star_and_repeats_are_seconds_of_the_curves(tmp_path):
     options = ("--study.batch_sizes", "[64]", "--study.repeats", 3, "--study.repeat_slack", 100)
     options += ("--goal.max_steps", 400)

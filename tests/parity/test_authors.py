@@ -131,6 +131,7 @@ def test_fashion_mnist_trajectory(sparsity, precision):
 # Two images of 5,000 lie so near a tie that float32 noise decides them: in another memory layout
 # ours moves by one more than the authors' numbers are off a float64 run. So the mistakes are
 # compared in float64, the losses in both.
+@pytest.mark.long  # Fashion-MNIST is compared always
 @needs_data
 @pytest.mark.parametrize(
     ("precision", "steps"), [("32-true", 12), pytest.param("64-true", 33, marks=LONG)]

@@ -59,6 +59,7 @@ def test_an_optimizer_that_evaluates_the_loss_itself_takes_no_stale_gradient_and
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer", ["SGD", pytest.param("AdamW", marks=pytest.mark.long)])
 def test_an_optimizer_and_a_schedule_by_class_path(zoo, optimizer):
     model = spec(

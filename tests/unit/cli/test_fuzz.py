@@ -24,7 +24,7 @@ from tests.e2e.commands import FAST
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 BASE = yaml.safe_load(FAST.read_text())
 EXAMPLES = settings(
-    max_examples=int(os.environ.get("LIT_DPS_FUZZ", "40")),
+    max_examples=int(os.environ.get("LIT_DPS_FUZZ", "25")),
     derandomize=True,
     deadline=None,
     database=None,

@@ -62,9 +62,9 @@ def command(folder: Path, *argv: str, **environment: str) -> subprocess.Complete
     "argv",
     [
         ("configs",),
-        ("analyze",),
+        pytest.param(("analyze",), marks=pytest.mark.long),
         ("merge", "x.db"),
-        ("ui",),
+        pytest.param(("ui",), marks=pytest.mark.long),
         pytest.param(("calibration",), marks=pytest.mark.long),  # imports for seconds
     ],
 )

@@ -60,6 +60,7 @@ def told(function, *args) -> object:
         process.kill()
 
 
+@pytest.mark.long
 def test_each_has_the_environment_of_its_start_and_no_ctrl_c(monkeypatch, tmp_path, server):
     for value in ("first", "second"):
         monkeypatch.setenv("LIT_DPS_TEST", value)

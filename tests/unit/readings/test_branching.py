@@ -58,6 +58,7 @@ def expected(factors, squares: np.ndarray, stretches: int) -> list[float]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("start", "steps", "is_limited"),
     [pytest.param(0.5, 2, False, marks=pytest.mark.long), (0.02, 30, True)],

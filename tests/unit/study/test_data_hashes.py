@@ -10,7 +10,7 @@ from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, random_split
 
 from lit_dps.core.config import StorageConfig, StudyConfig
-from lit_dps.core.environment import DATA, UNKNOWN, changed_parts, is_same_data
+from lit_dps.core.environment import DATA, UNKNOWN, changed_parts, is_same_data, versions_of
 from lit_dps.data import Digits
 from lit_dps.study.data_hashes import data_hashes
 from lit_dps.training.workload import Workload
@@ -165,6 +165,13 @@ def test_each_value_of_an_axis_of_the_data_has_its_own_hashes(tmp_path):
     assert two == {key: three[key] for key in ("noise=0.0", "noise=0.5")} and len(three) == 3
     assert two["noise=0.0"] != two["noise=0.5"]
     assert changed_parts([{DATA: two}], {DATA: three}, DATA) == []
+
+
+def test_another_text_of_the_users_digest_is_other_data():
+    stored, now = ["v1:noise", "a", "here"], ["v2:noise", "a", "here"]
+    environments = [{DATA: {"noise=0.5": stored}}, {DATA: {"noise=0.5": now}}]
+    assert changed_parts(environments[:1], environments[1], DATA) == ["noise=0.5"]
+    assert len(versions_of(environments, DATA, "noise=0.5")) == 2
 
 
 def test_data_that_differ_each_time_are_unknown(tmp_path):

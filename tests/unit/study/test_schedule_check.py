@@ -77,6 +77,7 @@ def notes(kind: type, batch_sizes=(16, 64)) -> list[str]:
     return [note for note in found if "at every batch size" in note]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "part", "steps"), [(Milestone, "schedule", 20), (WarmUp, "warm-up", 10)]
 )

@@ -83,7 +83,7 @@ def test_measurements_go_on_too(tmp_path):
         pytest.param({}, 1, marks=pytest.mark.long),
         ({}, 3),
         ({"own_generator": True}, 1),
-        ({"workers": 1}, 1),
+        pytest.param({"workers": 1}, 1, marks=pytest.mark.long),
     ],
 )
 def test_a_users_module_and_data(tmp_path, arguments, accumulate):
