@@ -19,7 +19,7 @@ SINCE = "since"  # time of the first run in this environment: 2026-11-27 14:05
 THREADS = "threads"  # of each worker
 SOURCES = "sources"  # file of the user's code -> hashes of its bytes and of its syntax tree
 # Begins the hash of a class, function or value of a script: the version of the described text.
-OBJECT_TEXT = "text 2: "
+OBJECT_TEXT = "text 3: "
 _OBJECT_HASH = re.compile(r"text \d+: ")
 # Values of the data's axes -> three hashes: of whole numbers and texts, of floats, and of the
 # processor and the versions that decide how floats are rounded.

@@ -15,7 +15,19 @@ from types import ModuleType
 from typing import Any
 
 _PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
-IMPORTED = time.time()  # when this process imported lit_dps
+
+
+def _process_start() -> float:
+    """Return when this process began; outside Linux, when it imported lit_dps."""
+    try:
+        stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        since_boot = int(stat[19]) / os.sysconf("SC_CLK_TCK")
+        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot
+    except (OSError, ValueError, AttributeError):
+        return time.time()
+
+
+PROCESS_START = _process_start()
 
 
 def texts_in(nested: Any) -> Iterator[str]:

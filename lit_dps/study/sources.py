@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib.machinery import SourceFileLoader
-from inspect import unwrap
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -20,8 +19,9 @@ from lit_dps.core.environment import UNKNOWN, is_same_source
 from lit_dps.core.errors import UserError
 from lit_dps.core.identity import OBJECTS
 from lit_dps.core.record import setting
-from lit_dps.core.user_code import IMPORTED, is_user_file, texts_in
-from lit_dps.training.code_tree import node_of, strip_docstrings
+from lit_dps.core.user_code import PROCESS_START, is_user_file, texts_in
+from lit_dps.training.code_tree import is_edited, strip_docstrings
+from lit_dps.training.method_attributes import function_of_member, stored_in_use
 from lit_dps.training.object_paths import MAIN
 from lit_dps.training.user_objects import hashes_of_class
 
@@ -54,6 +54,7 @@ def source_hashes(config: Any, is_start: bool = False) -> dict[str, list[str]]:
     """
     if is_start:
         _hashes_of_local.cache_clear()
+        stored_in_use.cache_clear()  # a reload may change a class in place
     hashes: dict[str, list[str]] = {}
     texts = list(texts_in(config))
     figures = _figures(config, texts)
@@ -64,7 +65,7 @@ def source_hashes(config: Any, is_start: bool = False) -> dict[str, list[str]]:
         # torch makes modules without a file.
         if is_user_file(file) and os.path.isfile(file):
             if is_start:
-                _refuse_edited(module, file)
+                _refuse_edited(module)
             hashes[_place_of(name, Path(file))] = _hashes_of_file(file)
     for text in texts:
         if text.startswith(_LOCAL):
@@ -80,16 +81,17 @@ def _figures(config: Any, texts: list[str]) -> set[str]:
     return {name for name in figures if not any(text.startswith(f"{name}.") for text in texts)}
 
 
-def _refuse_edited(module: ModuleType, file: str) -> None:
-    """Raise UserError if a loaded function of a module differs from its file."""
+def _refuse_edited(module: ModuleType) -> None:
+    """Raise UserError if a loaded function or method of a module differs from its file."""
     # Another loader, or a decorator, may change the code of the file.
-    is_plain = type(getattr(module, "__loader__", None)) is SourceFileLoader
-    if not is_plain or os.path.getmtime(file) < IMPORTED:
+    if type(getattr(module, "__loader__", None)) is not SourceFileLoader:
         return
     for function in _functions_of(module):
-        code = getattr(unwrap(function), "__code__", function.__code__)
-        is_of_file = code.co_filename == file and code.co_name != "<lambda>"
-        if is_of_file and node_of(code) is None:
+        code = function.__code__
+        file = code.co_filename
+        if not is_user_file(file) or not os.path.isfile(file):
+            continue
+        if os.path.getmtime(file) >= PROCESS_START and is_edited(code):
             raise UserError(
                 f"{file} changed after it was imported: {function.__qualname__} differs. Reload "
                 "the module, or restart the script or notebook.",
@@ -98,12 +100,15 @@ def _refuse_edited(module: ModuleType, file: str) -> None:
 
 
 def _functions_of(owner: Any) -> Iterator[FunctionType]:
-    """Yield the functions of a module, and the methods of its classes."""
+    """Yield the functions of a module, and the methods and properties of its classes."""
     for member in list(vars(owner).values()):
-        if isinstance(member, type) and isinstance(owner, ModuleType):
-            yield from _functions_of(member)
-        elif isinstance(member, FunctionType):
-            yield member
+        if isinstance(member, type):
+            if isinstance(owner, ModuleType):
+                yield from _functions_of(member)
+            continue
+        function = function_of_member(member)
+        if function is not None:
+            yield function
 
 
 def _place_of(module: str, file: Path) -> str:

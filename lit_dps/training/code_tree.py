@@ -24,18 +24,19 @@ _CLOCKS = (
 )
 
 
-class _Source(NamedTuple):
-    """The functions of a source, by name and first line. The first decorator begins a function.
+class _Function(NamedTuple):
+    """A function or lambda expression of a source. Its first decorator begins it."""
 
-    Attributes:
-        body: The statements of the source.
-        functions: Functions and lambda expressions.
-        byte_codes: Their byte codes; several for lambda expressions on one line.
-    """
+    first_line: int
+    node: ast.AST
+    code: types.CodeType
+
+
+class _Source(NamedTuple):
+    """The statements of a source, and its functions by name."""
 
     body: list[ast.stmt]
-    functions: dict[tuple[str, int], ast.AST]
-    byte_codes: dict[tuple[str, int], list[str]]
+    functions: dict[str, list[_Function]]
 
 
 def strip_docstrings(tree: ast.AST) -> None:
@@ -67,15 +68,44 @@ def code_text(code: types.CodeType) -> str:
 def node_of(code: types.CodeType) -> ast.AST | None:
     """Return the node of a function in the syntax tree of its file.
 
+    The function may have moved in the file since its import.
+
     Returns:
-        None without a source, if the file was edited after its import, or for one of several lambda
-        expressions on a line.
+        None without a source, if the function was edited after its import, or if several different
+        functions have its name and its byte code.
     """
-    source = _source_of(code.co_filename)
-    place = (code.co_name, code.co_firstlineno)
-    if source.byte_codes.get(place) != [_byte_code(code)]:
+    functions = _functions_like(code)
+    exact = [each.node for each in functions if each.first_line == code.co_firstlineno]
+    nodes = exact or [each.node for each in functions]
+    if len(nodes) > 1 and len(set(map(ast.unparse, nodes))) > 1:
         return None
-    return source.functions.get(place)
+    return nodes[0] if nodes else None
+
+
+def node_at_place(code: types.CodeType) -> ast.AST | None:
+    """Return `node_of`, else the node with the name and the line of code.
+
+    Some decorators compile a function again, with another byte code.
+    """
+    node = node_of(code)
+    if node is not None:
+        return node
+    for function in _source_of(code.co_filename).functions.get(code.co_name, []):
+        if function.first_line == code.co_firstlineno:
+            return function.node
+    return None
+
+
+def is_edited(code: types.CodeType) -> bool:
+    """Return True if the functions with this name in the file all have another byte code."""
+    has_name = code.co_name in _source_of(code.co_filename).functions
+    return has_name and not _functions_like(code)
+
+
+def _functions_like(code: types.CodeType) -> list[_Function]:
+    """Return the functions of the file that have the name and the byte code of code."""
+    functions = _source_of(code.co_filename).functions.get(code.co_name, [])
+    return [each for each in functions if _byte_code(each.code) == _byte_code(code)]
 
 
 def _source_of(file: str) -> _Source:
@@ -86,7 +116,7 @@ def _source_of(file: str) -> _Source:
 @lru_cache(maxsize=256)
 def _parsed(text: str) -> _Source:
     """Parse a source. It has no functions if it is empty or no Python."""
-    source = _Source([], {}, {})
+    source = _Source([], {})
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -96,16 +126,31 @@ def _parsed(text: str) -> _Source:
         return source
     strip_docstrings(tree)
     source.body.extend(tree.body)
+    nodes: dict[tuple[str, int, int], ast.AST] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Lambda):
-            source.functions["<lambda>", node.lineno] = node
+            nodes["<lambda>", node.body.lineno, node.body.col_offset] = node
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            # The first decorator begins a function.
             first = min([node.lineno, *[each.lineno for each in node.decorator_list]])
-            source.functions[node.name, first] = node
+            nodes[node.name, first, 0] = node
     for inner in _inner_codes(code):
-        place = (inner.co_name, inner.co_firstlineno)
-        source.byte_codes.setdefault(place, []).append(_byte_code(inner))
+        node = nodes.get(_place_of(inner))
+        if node is not None:
+            function = _Function(inner.co_firstlineno, node, inner)
+            source.functions.setdefault(inner.co_name, []).append(function)
     return source
+
+
+def _place_of(code: types.CodeType) -> tuple[str, int, int]:
+    """Return the name and first line of a function; of a lambda expression, where its body is."""
+    if code.co_name != "<lambda>":
+        return code.co_name, code.co_firstlineno, 0
+    places = []
+    for line, _, column, end in code.co_positions():
+        if line is not None and column is not None and end:
+            places.append((line, column))
+    return code.co_name, *min(places, default=(0, 0))
 
 
 def _inner_codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -115,16 +160,18 @@ def _inner_codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _inner_codes(constant)
 
 
+@lru_cache(maxsize=4096)
 def _byte_code(code: types.CodeType) -> str:
-    constants = []
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            constants.append(_byte_code(constant))
-        elif isinstance(constant, frozenset):
-            constants.append(repr(sorted(map(repr, constant))))
-        else:
-            constants.append(repr(constant))
-    return repr((code.co_code.hex(), code.co_names, code.co_varnames, constants))
+    """Return the instructions of code with their values; they do not read its docstring."""
+    instructions = []
+    for each in dis.get_instructions(code):
+        value = each.argval
+        if isinstance(value, types.CodeType):
+            value = _byte_code(value)
+        elif isinstance(value, frozenset):
+            value = sorted(map(repr, value))
+        instructions.append((each.opname, value))
+    return repr((code.co_varnames, instructions))
 
 
 def is_set_by_clock(module: types.ModuleType | None, name: str) -> bool:

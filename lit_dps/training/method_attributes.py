@@ -13,7 +13,7 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from torch import nn
 
 from lit_dps.core.user_code import is_user_module
-from lit_dps.training.code_tree import Read, attribute_or_none, node_of, values_read
+from lit_dps.training.code_tree import Read, attribute_or_none, node_at_place, values_read
 
 _BASES = (LightningModule, LightningDataModule, nn.Module, object)
 # Functions that set an attribute whose name is an argument.
@@ -21,6 +21,7 @@ _SETTERS = ("setattr", "add_module", "register_module", "register_buffer", "regi
 _MUTATORS = (
     *("append", "extend", "insert", "add", "update", "setdefault", "appendleft"),
     *("pop", "popitem", "popleft", "remove", "discard", "clear"),
+    *("fit", "fit_transform", "partial_fit"),  # of scikit-learn
 )
 # The user calls them to make or to change an object.
 _OF_USER = ("__init__", "__new__", "__post_init__", "__setattr__", "freeze", "unfreeze")
@@ -58,7 +59,8 @@ def _methods_of(cls: type) -> dict[str, list[ast.AST]]:
         if base in _BASES:
             continue  # their setters take any name
         for name, member in vars(base).items():
-            node = _node_of_member(member)
+            function = function_of_member(member)
+            node = None if function is None else node_at_place(function.__code__)
             if node is not None:
                 methods.setdefault(name, []).append(node)
     return methods
@@ -76,8 +78,8 @@ def _is_entry(cls: type, name: str) -> bool:
     return hasattr(LightningModule, name) or hasattr(LightningDataModule, name)
 
 
-def _node_of_member(member: Any) -> ast.AST | None:
-    """Return the syntax tree of a method, also decorated, or of the getter of a property.
+def function_of_member(member: Any) -> types.FunctionType | None:
+    """Return the function of a method, also decorated, or of the getter of a property.
 
     The setter of a property is left out: an assignment of the user calls it.
     """
@@ -86,16 +88,16 @@ def _node_of_member(member: Any) -> ast.AST | None:
         found = attribute_or_none(found, name) or found
     if callable(found):
         found = inspect.unwrap(found)
-    if not isinstance(found, types.FunctionType):
-        return None
-    return node_of(found.__code__)
+    return found if isinstance(found, types.FunctionType) else None
 
 
 def _names_stored(nodes: list[ast.AST]) -> Iterator[str]:
     """Yield the attributes that code stores, such as "count" of `self.count += 1`."""
     for node in nodes:
         target: Any = _target(node)
-        while isinstance(target, ast.Subscript):
+        while isinstance(target, ast.Subscript) or getattr(target, "attr", "") == "data":
+            if isinstance(target.value, ast.Name):
+                break  # self.data
             target = target.value
         if isinstance(target, ast.Attribute):
             yield target.attr
@@ -120,7 +122,7 @@ def _target(node: ast.AST) -> ast.AST | None:
 
 def globals_changed(code: types.CodeType) -> Iterator[Read]:
     """Yield the globals that code stores or fills, such as `losses` or `counts["calls"]`."""
-    node = node_of(code)
+    node = node_at_place(code)
     nodes = [] if node is None else list(ast.walk(node))
     declared = set()
     for each in nodes:

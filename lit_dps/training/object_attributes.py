@@ -37,6 +37,8 @@ def _set_by_libraries() -> frozenset[str]:
     """Return the attributes that PyTorch, Lightning and torchmetrics set, and the mode."""
     names = {"training", "trainer", "_hparams", "_hparams_name", "_hparams_initial"}
     names.add("_flat_weight_refs")  # of recurrent layers
+    # Of `net.compile()` and `torch.compile(net)`.
+    names |= {"_compiled_call_impl", "_compiler_ctx", "_is_torch_compile"}
     for item in (LightningModule(), LightningDataModule(), MeanMetric()):
         names.update(name for name in vars(item) if name.startswith("_"))
     return frozenset(names)

@@ -17,12 +17,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning.pytorch import LightningDataModule, LightningModule
+from torch import nn
 
 from lit_dps.core.environment import UNKNOWN
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.identity import OBJECTS
 from lit_dps.core.registry import class_at
+from lit_dps.training.code_tree import attribute_or_none
 from lit_dps.training.hidden_state import preserve_rng_state
+from lit_dps.training.method_attributes import stored_in_use
 from lit_dps.training.object_difference import Difference, compare_objects, is_plain
 from lit_dps.training.object_text import code_hashes
 
@@ -58,6 +61,9 @@ def config_of(section: str, given: Any) -> ObjectConfig:
         ConfigError: if it cannot be made again.
     """
     base = BASES[section]
+    compiled = attribute_or_none(given, "_orig_mod")  # of `torch.compile(model)`
+    if isinstance(compiled, base):
+        given = compiled
     if isinstance(given, Mapping):
         if not isinstance(given.get("class_path"), str):
             allowed = "the class path of the " + section
@@ -80,7 +86,7 @@ def config_of(section: str, given: Any) -> ObjectConfig:
         _refuse_objects(section, given.func, arguments)
         inner = config_of(section, given.func).config
         return ObjectConfig({**inner, "init_args": arguments})
-    if callable(given):
+    if callable(given) and not isinstance(given, nn.Module):
         return ObjectConfig({"class_path": _class_path_of_factory(section, given)})
     allowed = f"a {base.__name__}, its class, or a function that returns it: {EXAMPLES[section]}"
     raise ConfigError(section, type(given).__name__, allowed)
@@ -244,6 +250,7 @@ def _cannot_rebuild(section: str, cls: type, why: str) -> ConfigError:
 def _config_of_instance(section: str, instance: Any) -> ObjectConfig:
     """Return how to make an object like an existing one, if its arguments can be recovered."""
     cls = type(instance)
+    stored_in_use.cache_clear()  # a reload may change a class in place
     arguments = _recovered_arguments(section, instance)
     _refuse_objects(section, cls, arguments)
     difference = _refuse_difference(section, instance, arguments)

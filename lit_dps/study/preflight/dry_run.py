@@ -163,10 +163,13 @@ def _refuse_shared_weights(settings: TrialSettings, trials: Sequence[Trial]) -> 
             raise ConfigError(
                 "model",
                 type(modules[0]).__name__,
-                "a module whose weights are new in each trial, but all trials would train the "
-                f"same {names}{', ...' * (len(shared) > 3)}",
-                "Copy the network where the module is made: Net(copy.deepcopy(backbone)).",
+                "a module whose weights are new in each trial, but all trials would share the "
+                f"memory of {names}{', ...' * (len(shared) > 3)}",
+                "Copy what the module takes where it is made: Net(copy.deepcopy(backbone)), or "
+                "nn.Embedding.from_pretrained(VECTORS.clone()).",
             )
+        # The next pair of modules needs their memory.
+        del modules
 
 
 def _weights_by_address(module: LightningModule) -> dict[int, str]:
@@ -174,7 +177,9 @@ def _weights_by_address(module: LightningModule) -> dict[int, str]:
     names = {}
     for name, parameter in module.named_parameters():
         if not is_lazy(parameter):
-            names[parameter.untyped_storage().data_ptr()] = name
+            # Sparse parameters, for example, have no memory of their own.
+            with suppress(RuntimeError):
+                names[parameter.untyped_storage().data_ptr()] = name
     names.pop(0, None)
     return names
 

@@ -14,7 +14,7 @@ from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.errors import ConfigError, UserError
 from lit_dps.core.search_space import Choices, Range
 from lit_dps.core.trial import Cell
-from lit_dps.study.preflight.dry_run import dry_run
+from lit_dps.study.preflight.dry_run import _weights_by_address, dry_run
 from lit_dps.study.preflight.varied_trials import trials_with_each_value
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import Workload
@@ -291,3 +291,9 @@ def test_each_axis_value_is_compared_at_both_ends_of_the_grid(values):
         dry_run(setup(data=data, batch_sizes=[4, 11], grid=grid))
     assert (error.value.key, error.value.value) == ("data", "WholeValidationBatches")
     assert "B = 4" in error.value.allowed and "B = 11" in error.value.allowed
+
+
+def test_parameters_without_memory_of_their_own_are_not_shared():
+    module = dry_runs.OnBackbone(body="copy")
+    module.register_parameter("sparse", torch.nn.Parameter(torch.eye(2).to_sparse()))
+    assert "sparse" not in _weights_by_address(module).values()

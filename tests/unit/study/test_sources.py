@@ -293,3 +293,37 @@ def test_the_modules_of_another_process_are_imported(tmp_path, monkeypatch):
     import_sources(config, {"known_there.py": UNKNOWN})
     assert "known_there" in sys.modules and "unknown_there" not in sys.modules
     monkeypatch.delitem(sys.modules, "known_there")
+
+
+EDITED = (
+    "class Net:\n    @property\n    def two(self): return 2\ndef one(): return 1\nf = lambda: 0\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_refused"),
+    [
+        ("class", "# a comment\n\nclass", False),
+        ("def one(): return 1\n", "", False),
+        ("def one(): return 1", "def first(): return 1", False),
+        ("return 2", "return 3", True),
+        ("return 1", "return 3", True),
+    ],
+)
+def test_an_edited_function_is_refused_and_a_moved_or_removed_one_is_not(
+    tmp_path, monkeypatch, old, new, is_refused
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    file = tmp_path / "edited_of_mine.py"
+    file.write_text(EDITED)
+    sys.modules.pop("edited_of_mine", None)
+    module = importlib.import_module("edited_of_mine")
+    file.write_text(EDITED.replace(old, new))
+    if is_refused:
+        with refuses(None, str(file), error=UserError):
+            source_hashes({}, is_start=True)
+    # A reloaded module still has the removed functions.
+    importlib.reload(module)
+    source_hashes({}, is_start=True)
+    assert module.Net().two in (2, 3)

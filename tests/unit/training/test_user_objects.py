@@ -272,3 +272,13 @@ def test_a_study_takes_objects_too(tmp_path, monkeypatch):
         lit_dps.run({**config, "study": {**config["study"], "workers": 2}})
     study = lit_dps.run(config)
     assert study.cells["k_star"].tolist() == [50]  # 0.95 (1600 / 64 + 25) = 47.5, checked every 5
+
+
+def test_a_compiled_model_is_its_model_and_another_module_is_refused():
+    compiled = torch.compile(Saved(width=5))
+    assert config_of("model", compiled).config["init_args"]["width"] == 5
+    model = Saved(width=6)
+    model.compile()
+    assert config_of("model", model).config["init_args"]["width"] == 6
+    with refuses("model", "Linear"):
+        config_of("model", nn.Linear(2, 2))
