@@ -40,7 +40,7 @@ from lit_dps.advice.user_workload import (
     prepare_pilot,
     user_batch_size,
 )
-from lit_dps.core.environment import Environment, changes_since
+from lit_dps.core.environment import Environment, changes_since, described_otherwise
 from lit_dps.core.errors import ConfigError, StorageError, UserError, first_line
 from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.text import for_terminal, format_duration
@@ -263,6 +263,12 @@ def _refuse_changed_code(
             f"advice of study.name {name!r}: {', '.join(changes)} changed since the "
             "stored measurements. Restore the former version, or choose another study.name.",
         )
+    names = described_otherwise(stored, environment.content)
+    if names:
+        print_line(
+            f"note: Another version of lit_dps or Python described {', '.join(names)} for the "
+            "stored measurements. It cannot be compared."
+        )
 
 
 def _refused(name: str, message: str) -> UserError:
@@ -315,7 +321,8 @@ def _ask_and_answer(
             store.keep(configuration=session.probe_study.setup.identity(session.data))
             if clock.budget < math.inf:
                 store.keep(budget=clock.budget)
-            if "environment" not in session.stored:
+            stored = session.stored.get("environment")
+            if stored is None or described_otherwise(stored, session.environment.content):
                 store.keep(environment=session.environment.content)
             question = _measure(session)
             print_cost(question, clock)

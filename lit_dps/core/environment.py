@@ -19,8 +19,9 @@ SINCE = "since"  # time of the first run in this environment: 2026-11-27 14:05
 THREADS = "threads"  # of each worker
 SOURCES = "sources"  # file of the user's code -> hashes of its bytes and of its syntax tree
 # Begins the hash of a class, function or value of a script: the version of the described text.
-OBJECT_TEXT = "text 3: "
-_OBJECT_HASH = re.compile(r"text \d+: ")
+OBJECT_TEXT = "text 3"
+# Byte code is of one version of Python: "text 3 of Python 3.11: ".
+_OBJECT_HASH = re.compile(r"text \d+( of Python [\d.]+)?: ")
 # Values of the data's axes -> three hashes: of whole numbers and texts, of floats, and of the
 # processor and the versions that decide how floats are rounded.
 DATA = "data"
@@ -152,6 +153,16 @@ def changes_since(stored: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -
             text += f" at {axes}"
         words.append(text)
     return words
+
+
+def described_otherwise(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the names of objects that another version of lit_dps or Python has described."""
+    sources = stored.get(SOURCES, {})
+    names = []
+    for name, hashes in now.get(SOURCES, {}).items():
+        if name in sources and text_version(sources[name]) != text_version(hashes):
+            names.append(name)
+    return names
 
 
 def versions_of(

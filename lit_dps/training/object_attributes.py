@@ -38,7 +38,7 @@ def _set_by_libraries() -> frozenset[str]:
     names = {"training", "trainer", "_hparams", "_hparams_name", "_hparams_initial"}
     names.add("_flat_weight_refs")  # of recurrent layers
     # Of `net.compile()` and `torch.compile(net)`.
-    names |= {"_compiled_call_impl", "_compiler_ctx", "_is_torch_compile"}
+    names |= {"_compiled_call_impl", "_compiler_ctx", "_compile_kwargs", "_is_torch_compile"}
     for item in (LightningModule(), LightningDataModule(), MeanMetric()):
         names.update(name for name in vars(item) if name.startswith("_"))
     return frozenset(names)
@@ -74,7 +74,7 @@ def attributes_of(item: Any) -> Iterator[tuple[str, Any]]:
 def _is_kept(cls: type, name: str) -> bool:
     """Return True for a value that a descriptor of a class has computed and keeps."""
     member = inspect.getattr_static(cls, name, None)
-    is_descriptor = hasattr(member, "__get__") and not hasattr(member, "__set__")
+    is_descriptor = hasattr(type(member), "__get__") and not hasattr(type(member), "__set__")
     return is_descriptor and not callable(member)
 
 
@@ -105,10 +105,11 @@ def members_of(cls: type) -> Iterator[tuple[str, Any]]:
 def _is_made(function: types.FunctionType, name: str) -> bool:
     """Return True for a method that Python makes for a dataclass, a NamedTuple or an Enum."""
     inner = inspect.unwrap(function)
-    module = str(inner.__globals__.get("__name__"))
+    module = str(getattr(inner, "__globals__", {}).get("__name__"))
     if module in _MODULES_OF_MADE or module.startswith("namedtuple_"):
         return True
-    return name.startswith("__") and inner.__code__.co_filename == "<string>"
+    file = getattr(getattr(inner, "__code__", None), "co_filename", "")
+    return name.startswith("__") and file == "<string>"
 
 
 class Fact(NamedTuple):
@@ -137,9 +138,11 @@ def facts_of_module(module: nn.Module, with_modes: bool = True) -> Iterator[Fact
             if weight is not None and first.setdefault(id(weight), place) != place:
                 text += f", tied to {first[id(weight)]}"
             yield Fact(place, place, text)
-        hooks = len(part._forward_hooks) + len(part._forward_pre_hooks)
+        hooks = _hooks_of(part)
         yield Fact(f"the class of {shown}", path, type(part))
-        yield Fact(f"the number of hooks of {shown}", path, hooks)
+        yield Fact(f"the number of hooks of {shown}", path, len(hooks))
+        if hooks:
+            yield Fact(f"the hooks of {shown}", f"{prefix}hooks", hooks)
         if with_modes:
             yield Fact(f"the mode of {shown}", path, "train" if part.training else "eval")
         for name, value in attributes_of(part):
@@ -147,6 +150,17 @@ def facts_of_module(module: nn.Module, with_modes: bool = True) -> Iterator[Fact
         for name, buffer in part._buffers.items():
             value = _weight_text(buffer) if isinstance(part, _NORM) else buffer
             yield Fact(f"{prefix}{name}", f"{prefix}{name}", value)
+
+
+def _hooks_of(module: nn.Module) -> list[Any]:
+    """Return the hooks of the forward and backward passes of a module, and of its weights."""
+    tables: list[Any] = [module._forward_pre_hooks, module._forward_hooks]
+    tables += [module._backward_pre_hooks, module._backward_hooks]
+    tables += [getattr(weight, "_backward_hooks", None) for weight in module._parameters.values()]
+    hooks = []
+    for table in tables:
+        hooks.extend((table or {}).values())
+    return hooks
 
 
 def _weight_text(weight: Tensor | None) -> str:
@@ -160,4 +174,6 @@ def shape_of(item: Any) -> tuple[int, ...] | str:
     """Return the shape of a tensor or array; `LAZY` for a parameter without a shape yet."""
     if is_lazy(item):
         return LAZY
+    if getattr(item, "is_nested", False):
+        return "nested"
     return tuple(item.shape)

@@ -16,7 +16,7 @@ from lit_dps.training.code_tree import attribute_or_none
 from lit_dps.training.method_attributes import stored_in_use
 from lit_dps.training.object_attributes import Fact, attributes_of, facts_of_module, shape_of
 from lit_dps.training.object_paths import path_of
-from lit_dps.training.object_text import describe
+from lit_dps.training.object_text import describe, known_texts
 from lit_dps.training.shown_text import SCALARS, shown_without_address
 
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
@@ -43,14 +43,14 @@ class _Facts:
 
     Attributes:
         parts: The object and its submodules by dotted path.
-        known: Parts and parameters by dotted path, which are described by their path alone.
+        known: The `known_texts` of parts and parameters.
         facts: The properties by name.
         texts: Their texts by name, equal for equal properties.
         uncompared: Parts of attributes of which only the class counts, by dotted path.
     """
 
     parts: dict[str, Any]
-    known: dict[str, Any]
+    known: dict[int, str]
     facts: dict[str, Fact] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     uncompared: list[str] = field(default_factory=list)
@@ -132,7 +132,7 @@ def facts_of(instance: Any, with_modes: bool) -> _Facts:
         found += facts_of_module(instance, with_modes)
     else:
         found += [Fact(name, name, value) for name, value in attributes_of(instance)]
-    facts = _Facts(parts, known)
+    facts = _Facts(parts, known_texts(known))
     for fact in found:
         facts.add(fact)
     return facts

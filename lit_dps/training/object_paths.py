@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import types
 from argparse import Namespace
@@ -12,6 +13,7 @@ from typing import Any
 from lit_dps.core.identity import OBJECTS
 from lit_dps.core.user_code import is_user_module
 from lit_dps.training.code_tree import Read, attribute_or_none
+from lit_dps.training.method_attributes import stored_in_use
 
 # The script or notebook, which workers import under another name.
 MAIN = ("__main__", "__mp_main__")
@@ -37,7 +39,9 @@ def is_found_by_path(item: Any) -> bool:
     found: Any = sys.modules.get(str(attribute_or_none(item, "__module__")))
     for part in name.split("."):
         found = attribute_or_none(found, part)
-    return found is item
+    # An object of the script may have the name of a function, by `functools.update_wrapper`.
+    is_code = isinstance(item, (type, types.FunctionType))
+    return found is item and (is_code or item.__module__ not in PROCESS_MODULES)
 
 
 def is_of_user(cls: type) -> bool:
@@ -55,8 +59,8 @@ def is_users_module(name: str) -> bool:
 def follow(value: Any, read: Read, place: str) -> tuple[Any, str]:
     """Return the part of a variable that code reads, and its path, such as "__main__.args.width".
 
-    Parts are of a namespace, a dict or a user's module. Of other objects, methods and properties
-    may read each attribute, so the object is the part.
+    Parts are of an object, a dict or a user's module. Methods and properties may read each
+    attribute of their object, so the object is the part.
 
     Args:
         value: The variable.
@@ -70,7 +74,7 @@ def follow(value: Any, read: Read, place: str) -> tuple[Any, str]:
             module = value.__name__
         if is_element and type(value) is dict:
             parts = value
-        elif not is_element and (module or type(value) in (Namespace, SimpleNamespace)):
+        elif not is_element and (module or _keeps(value, key)):
             parts = vars(value)
         if key not in parts:
             break
@@ -78,6 +82,19 @@ def follow(value: Any, read: Read, place: str) -> tuple[Any, str]:
         place = (module or place) + text
         value = parts[key]
     return value, place
+
+
+def _keeps(value: Any, name: str) -> bool:
+    """Return True for an attribute that an object keeps: no property, and no method stores it."""
+    cls = type(value)
+    if cls in (Namespace, SimpleNamespace):
+        return True
+    if cls.__getattribute__ not in (object.__getattribute__, dict.__getattribute__):
+        return False
+    if name not in getattr(value, "__dict__", {}):
+        return False
+    member = inspect.getattr_static(cls, name, None)
+    return not hasattr(type(member), "__set__") and name not in stored_in_use(cls)
 
 
 def overlaps(one: str, other: str) -> bool:

@@ -16,9 +16,10 @@ import os
 import re
 import sys
 import types
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, MappingView, Sequence
 from contextlib import suppress
+from dataclasses import is_dataclass
 from enum import Enum
 from io import IOBase
 from typing import Any, NamedTuple, get_args, get_origin
@@ -31,7 +32,7 @@ from torch.utils.data import Dataset
 
 from lit_dps.core.environment import OBJECT_TEXT, UNKNOWN
 from lit_dps.pruning.mask import GENERATORS, MAX_LENGTH
-from lit_dps.training.code_tree import code_text, is_set_by_clock, values_read
+from lit_dps.training.code_tree import code_text, is_set_by_clock, node_of, values_read
 from lit_dps.training.method_attributes import globals_changed, stored_in_use
 from lit_dps.training.object_attributes import (
     LAZY,
@@ -54,6 +55,7 @@ from lit_dps.training.shown_text import SCALARS, pandas_parts, shown_without_add
 
 # A text form may be shortened. Of a library's container it rarely has all elements.
 _SHORTENED = re.compile(r"\.\.\.|…")
+_INDEX = re.compile(r"\[\d+\]")
 _SHOWN_WHOLE = (range, str, bytes, bytearray, np.generic, np.dtype)
 _COLLECTIONS = (dict, set, frozenset, list, tuple, deque)
 _LIBRARY_COLLECTIONS = (Mapping, MappingView, Sequence)
@@ -70,6 +72,7 @@ _HELD = (
 # Variables that differ between processes or folders, and the class that super() reads.
 _OF_PROCESS = ("__class__", "__name__", "__file__")
 MAX_ELEMENTS = 1 << 20  # of an array; of a larger one, evenly spaced elements are described
+MAX_NAMES = 3  # of elements of one list that cannot be compared
 HASH_LENGTH = 16  # hexadecimal digits
 
 
@@ -81,30 +84,51 @@ class Description(NamedTuple):
         read: The texts of the functions, classes and values of the script or notebook that its code
             reads, by path, such as "__main__.WIDTH".
         opaque: Names of the parts whose values change no text.
+        has_byte_code: Whether a function has no source, so that the texts have byte code.
     """
 
     text: str
     read: dict[str, str]
     opaque: tuple[str, ...]
+    has_byte_code: bool
 
 
 def describe(
-    item: Any, name: str = "", known: Mapping[str, Any] | None = None, names_data: bool = True
+    item: Any, name: str = "", known: Mapping[int, str] | None = None, names_data: bool = True
 ) -> Description:
     """Return the description of a function, a class or an object.
 
     Args:
         item: The item.
         name: Its name, which begins the names of its parts.
-        known: Objects by path, which are described by their path alone.
+        known: The `known_texts` of objects that are described by their path alone.
         names_data: Whether `opaque` names parts of data sets.
     """
     describer = _Describer(known or {}, names_data)
     describer.read[name] = ""  # for code that reads its own name
-    text = describer.describe_whole(item, name)
+    try:
+        text = describer.describe_whole(item, name)
+    except RecursionError:  # such as a long list of linked objects
+        return Description("", {}, (name,), False)
     del describer.read[name]
     describer.leave_out_changed()
-    return Description(text, describer.read, tuple(describer.opaque))
+    opaque = _without_indices(describer.opaque)
+    return Description(text, describer.read, opaque, describer.has_byte_code)
+
+
+def known_texts(parts: Mapping[str, Any]) -> dict[int, str]:
+    """Return the texts of parts that are described by their path alone, by their id."""
+    return {id(part): f"part {path!r}" for path, part in parts.items()}
+
+
+def _without_indices(names: list[str]) -> tuple[str, ...]:
+    """Return names of parts, with one name `x[]` instead of more than `MAX_NAMES` elements."""
+    shorter = [_INDEX.sub("[]", name) for name in names]
+    numbers = Counter(shorter)
+    kept = {}
+    for name, short in zip(names, shorter, strict=True):
+        kept[short if numbers[short] > MAX_NAMES else name] = None
+    return tuple(kept)
 
 
 def code_hashes(item: Any, name: str) -> dict[str, list[str]]:
@@ -113,9 +137,12 @@ def code_hashes(item: Any, name: str) -> dict[str, list[str]]:
     A part whose value cannot be compared has `UNKNOWN`. Studies compare the content of data.
     """
     description = describe(item, name, names_data=False)
+    version = OBJECT_TEXT
+    if description.has_byte_code:
+        version += f" of Python {sys.version_info.major}.{sys.version_info.minor}"
     hashes = {}
     for path, text in {name: description.text, **description.read}.items():
-        hashes[path] = [OBJECT_TEXT + _digest(text)[:HASH_LENGTH]]
+        hashes[path] = [f"{version}: {_digest(text)[:HASH_LENGTH]}"]
     for part in description.opaque:
         hashes[part] = UNKNOWN
     return hashes
@@ -133,13 +160,14 @@ class _Describer:
         opaque: Names of the parts that have no description other than their class.
     """
 
-    def __init__(self, known: Mapping[str, Any], names_data: bool):
+    def __init__(self, known: Mapping[int, str], names_data: bool):
         self.read: dict[str, str] = {}
         self.opaque: list[str] = []
+        self.has_byte_code = False
         self._names_data = names_data
         self._code: set[str] = set()  # paths of functions and classes
         self._changed: set[str] = set()  # paths of globals that code changes
-        self._texts = {id(part): f"part {path!r}" for path, part in known.items()}
+        self._texts = dict(known)
         self._items: list[Any] = []  # an id is unique only as long as its object lives
 
     def describe_whole(self, item: Any, name: str) -> str:
@@ -230,7 +258,10 @@ class _Describer:
     def _elements(self, items: list[Any], name: str) -> list[str]:
         """Return the descriptions of elements; a long list of objects is cut, and named."""
         if len(items) > MAX_LENGTH and all(map(_is_row, items)):
-            return [_digest(repr(items))]
+            rows = hashlib.sha256()
+            for each in items:
+                rows.update(repr(each).encode(errors="replace"))
+            return [rows.hexdigest()]
         if len(items) > MAX_LENGTH:
             self.opaque.append(f"{name}[{MAX_LENGTH}:]")
             items = items[:MAX_LENGTH]
@@ -254,14 +285,14 @@ class _Describer:
         try:
             flat = item.ravel()
             if isinstance(item, Tensor):
-                flat = item.detach().cpu().ravel()
+                flat = item.detach().ravel()
             step = 1 + flat.shape[0] // MAX_ELEMENTS
             # Otherwise the elements may be of some columns only.
             while math.gcd(step, flat.shape[0]) > 1:
                 step += 1
             flat = flat[::step]
             if isinstance(flat, Tensor):
-                flat = flat.contiguous().view(torch.uint8).numpy()
+                flat = flat.contiguous().cpu().view(torch.uint8).numpy()
         except (RuntimeError, NotImplementedError):  # such as a sparse or a meta tensor
             self.opaque.append(name)
             return text
@@ -322,6 +353,7 @@ class _Describer:
                 else:
                     names.add(place)
                     self._add_read(place, value)
+        self.has_byte_code |= node_of(code) is None
         return repr([code_text(code), self._parts(held, name), *sorted(names)])
 
     def _add_read(self, path: str, value: Any) -> None:
@@ -372,7 +404,8 @@ class _Describer:
                 self.opaque.append(name)
             return repr([*texts, self._parts(parts, name)])
         is_data = isinstance(item, (Dataset, LightningDataModule))
-        if is_data or is_of_user(type(item)):
+        # The text form of a data class may have a set, in another order in each process.
+        if is_data or is_of_user(type(item)) or is_dataclass(item):
             number = len(self.opaque)
             texts.append(self._attributes(item, name))
             if is_data and not self._names_data:
@@ -405,10 +438,11 @@ class _Describer:
         The values of weights are left out, because a trial may train them in place.
         """
         texts = []
+        parts = dict(module.named_modules())
         for fact in facts_of_module(module):
             place = f"{name}.{fact.place}".rstrip(".")
             path, _, key = fact.place.rpartition(".")
-            cls = type(module.get_submodule(path))
+            cls = type(parts.get(path))  # a name may have dots
             if fact.name == fact.place and is_of_user(cls) and key in stored_in_use(cls):
                 self.opaque.append(place)
             else:

@@ -65,7 +65,8 @@ def test_a_pruned_weight_is_no_setting():
     layers = [prune.identity(nn.Linear(2, 2), "weight") for _ in range(2)]
     assert texts_of(reader_of(layers[0])) == texts_of(reader_of(layers[1]))
     described = describe(reader_of(layers[0]), "model")
-    assert described.opaque == ("model.value.weight", "model.value.parameters")
+    hooks = "model.value.hooks[0]"
+    assert described.opaque == (hooks, "model.value.weight", "model.value.parameters")
 
 
 def test_states_of_a_metric_are_no_settings():

@@ -175,12 +175,13 @@ def test_globals_that_code_fills_are_named_and_others_are_compared(filled):
     after = hashes()
     changed = [each for each in before if before[each] not in (UNKNOWN, after.get(each))]
     assert changed == []
-    main = ("losses", "total", "counts", "args")
+    main = ("losses", "total", "counts", "args.last")
     filled_names = {f"__main__.{each}" for each in main} | {"settings_of_a_test.CACHE"}
     assert filled_names <= {each for each in before if before[each] == UNKNOWN}
     assert before["__main__.Net"] != UNKNOWN and "__main__.unused" not in before
     for name, change in {
         "__main__.counts['width']": lambda: names["counts"].update(width=4),
+        "__main__.args.width": lambda: setattr(names["args"], "width", 4),
         "__main__.kept": lambda: names["kept"].append(1),
         "ops_of_a_test.SCALE": lambda: setattr(names["ops"], "SCALE", 4),
         "settings_of_a_test.WIDTH": lambda: setattr(names["settings"], "WIDTH", 4),
