@@ -403,7 +403,8 @@ def unknown_environments(study: Analysis) -> Iterator[Values]:
 def unknown_code(study: Analysis) -> Iterator[Values]:
     """Yield values of the script that cannot be compared.
 
-    The hashes of an earlier version of lit_dps cannot be compared either.
+    The hashes of another version of lit_dps, or of byte code of another Python, cannot be compared
+    either.
     """
     names = set()
     versions: dict[str, set[str]] = {}
@@ -414,7 +415,7 @@ def unknown_code(study: Analysis) -> Iterator[Values]:
                 continue
             versions.setdefault(name, set()).add(text_version(hashes))
             if len(versions[name]) > 1:
-                names.add(f"{name} (with an earlier version of lit_dps)")
+                names.add(f"{name} (with another version of lit_dps or Python)")
     if names:
         yield {"names": ", ".join(sorted(names))}
 

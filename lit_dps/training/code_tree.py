@@ -148,9 +148,10 @@ def _place_of(code: types.CodeType) -> tuple[str, int, int]:
         return code.co_name, code.co_firstlineno, 0
     places = []
     for line, _, column, end in code.co_positions():
-        if line is not None and column is not None and end:
+        if line is not None and column is not None and end:  # not of the code that begins it
             places.append((line, column))
-    return code.co_name, *min(places, default=(0, 0))
+    line, column = min(places, default=(0, 0))
+    return code.co_name, line, column
 
 
 def _inner_codes(code: types.CodeType) -> Iterator[types.CodeType]:
