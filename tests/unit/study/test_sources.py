@@ -13,6 +13,7 @@ from lit_dps.core.environment import (
     UNKNOWN,
     Environment,
     changed_parts,
+    described_otherwise,
     is_same_source,
     versions_of,
 )
@@ -327,3 +328,10 @@ def test_an_edited_function_is_refused_and_a_moved_or_removed_one_is_not(
     importlib.reload(module)
     source_hashes({}, is_start=True)
     assert module.Net().two in (2, 3)
+
+
+def test_objects_that_another_version_described_are_named():
+    stored = {"a": ["text 2: 1"], "b": ["text 3: 1"], "c": ["text 3 of Python 3.11: 1"]}
+    now = {"a": ["text 3: 1"], "b": ["text 3: 2"], "c": ["text 3 of Python 3.12: 1"], "d": ["1"]}
+    assert described_otherwise({SOURCES: stored}, {SOURCES: now}) == ["a", "c"]
+    assert changed_parts([{SOURCES: stored}], {SOURCES: now}, SOURCES) == ["b"]
