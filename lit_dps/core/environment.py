@@ -21,7 +21,7 @@ SOURCES = "sources"  # file of the user's code -> hashes of its bytes and of its
 # Begins the hash of a class, function or value of a script: the version of the described text.
 OBJECT_TEXT = "text 3"
 # Byte code is of one version of Python: "text 3 of Python 3.11: ".
-_OBJECT_HASH = re.compile(r"text \d+( of Python [\d.]+)?: ")
+_OBJECT_HASH = re.compile(r"(text \d+)(?: of (Python [\d.]+))?: ")
 # Values of the data's axes -> three hashes: of whole numbers and texts, of floats, and of the
 # processor and the versions that decide how floats are rounded.
 DATA = "data"
@@ -88,15 +88,32 @@ def is_same_source(one: Hashes, other: Hashes) -> bool:
     Comments and formatting do not change a syntax tree. A new version of Python may change the
     tree, but not the bytes. Objects of a script cannot be compared between versions of their text.
     """
-    if UNKNOWN in (list(one), list(other)) or text_version(one) != text_version(other):
+    if UNKNOWN in (list(one), list(other)) or not is_comparable(one, other):
         return True
     return bool({*one[:2]} & {*other[:2]})
 
 
-def text_version(hashes: Hashes) -> str:
-    """Return how the text of an object is described; "" for a file, data and earlier versions."""
+def text_version(hashes: Hashes) -> tuple[str, str]:
+    """Return how an object is described, and the version of Python if byte code is part of it.
+
+    Both are empty for a file, for data and for earlier versions.
+    """
     match = _OBJECT_HASH.match(hashes[0])
-    return match[0] if match is not None else ""
+    if match is None:
+        return "", ""
+    return match[1], match[2] or ""
+
+
+def is_comparable(one: Hashes, other: Hashes) -> bool:
+    """Return False if another version of lit_dps or Python described one of two objects.
+
+    Source and byte code are compared and differ: the source was edited while a command ran.
+    """
+    text, python = text_version(one)
+    other_text, other_python = text_version(other)
+    if text != other_text:
+        return False
+    return not python or not other_python or python == other_python
 
 
 def is_same_data(one: Hashes, other: Hashes) -> bool:
@@ -134,7 +151,7 @@ def changed_parts(
     for name, version in now.get(entry, {}).items():
         earlier = [each[entry][name] for each in stored if name in each.get(entry, {})]
         # Trials of an earlier version of lit_dps must not hide a change since then.
-        earlier = [each for each in earlier if text_version(each) == text_version(version)]
+        earlier = [each for each in earlier if is_comparable(each, version)]
         if earlier and not any(SAME[entry](version, other) for other in earlier):
             changed.append(name)
     return changed
@@ -156,11 +173,11 @@ def changes_since(stored: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -
 
 
 def described_otherwise(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the names of objects that another version of lit_dps or Python has described."""
+    """Return the names of objects whose stored and present descriptions cannot be compared."""
     sources = stored.get(SOURCES, {})
     names = []
     for name, hashes in now.get(SOURCES, {}).items():
-        if name in sources and text_version(sources[name]) != text_version(hashes):
+        if name in sources and not is_comparable(sources[name], hashes):
             names.append(name)
     return names
 
@@ -176,7 +193,7 @@ def versions_of(
             continue
         for group in groups:
             others = [other[entry][name] for other in group]
-            others = [each for each in others if text_version(each) == text_version(version)]
+            others = [each for each in others if is_comparable(each, version)]
             if not others or any(SAME[entry](version, each) for each in others):
                 group.append(environment)
                 break

@@ -21,7 +21,7 @@ from lit_dps.core.environment import (
     SOURCES,
     THREADS,
     UNKNOWN,
-    text_version,
+    is_comparable,
     versions_of,
 )
 from lit_dps.core.text import counted
@@ -407,14 +407,13 @@ def unknown_code(study: Analysis) -> Iterator[Values]:
     either.
     """
     names = set()
-    versions: dict[str, set[str]] = {}
+    first: dict[str, Sequence[str]] = {}
     for environment in used_environments(study):
         for name, hashes in environment.get(SOURCES, {}).items():
             if list(hashes) == UNKNOWN:
                 names.add(name)
                 continue
-            versions.setdefault(name, set()).add(text_version(hashes))
-            if len(versions[name]) > 1:
+            if not is_comparable(first.setdefault(name, hashes), hashes):
                 names.add(f"{name} (with another version of lit_dps or Python)")
     if names:
         yield {"names": ", ".join(sorted(names))}

@@ -90,7 +90,7 @@ def node_at_place(code: types.CodeType) -> ast.AST | None:
     node = node_of(code)
     if node is not None:
         return node
-    for function in _source_of(code.co_filename).functions.get(code.co_name, []):
+    for function in _source_of(code.co_filename).functions.get(code.co_qualname, []):
         if function.first_line == code.co_firstlineno:
             return function.node
     return None
@@ -98,13 +98,13 @@ def node_at_place(code: types.CodeType) -> ast.AST | None:
 
 def is_edited(code: types.CodeType) -> bool:
     """Return True if the functions with this name in the file all have another byte code."""
-    has_name = code.co_name in _source_of(code.co_filename).functions
+    has_name = code.co_qualname in _source_of(code.co_filename).functions
     return has_name and not _functions_like(code)
 
 
 def _functions_like(code: types.CodeType) -> list[_Function]:
     """Return the functions of the file that have the name and the byte code of code."""
-    functions = _source_of(code.co_filename).functions.get(code.co_name, [])
+    functions = _source_of(code.co_filename).functions.get(code.co_qualname, [])
     return [each for each in functions if _byte_code(each.code) == _byte_code(code)]
 
 
@@ -138,7 +138,7 @@ def _parsed(text: str) -> _Source:
         node = nodes.get(_place_of(inner))
         if node is not None:
             function = _Function(inner.co_firstlineno, node, inner)
-            source.functions.setdefault(inner.co_name, []).append(function)
+            source.functions.setdefault(inner.co_qualname, []).append(function)
     return source
 
 

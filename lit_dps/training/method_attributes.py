@@ -7,6 +7,7 @@ import functools
 import inspect
 import types
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from lightning.pytorch import LightningDataModule, LightningModule
@@ -85,9 +86,12 @@ def function_of_member(member: Any) -> types.FunctionType | None:
     """
     found: Any = member
     for name in ("fget", "func", "__func__"):
-        found = attribute_or_none(found, name) or found
+        held = attribute_or_none(found, name)
+        if held is not None:  # its truth value may raise
+            found = held
     if callable(found):
-        found = inspect.unwrap(found)
+        with suppress(ValueError):  # of endless wrappers
+            found = inspect.unwrap(found)
     return found if isinstance(found, types.FunctionType) else None
 
 

@@ -260,7 +260,7 @@ class _Describer:
         if len(items) > MAX_LENGTH and all(map(_is_row, items)):
             rows = hashlib.sha256()
             for each in items:
-                rows.update(repr(each).encode(errors="replace"))
+                rows.update(f"{each!r}\n".encode(errors="replace"))
             return [rows.hexdigest()]
         if len(items) > MAX_LENGTH:
             self.opaque.append(f"{name}[{MAX_LENGTH}:]")

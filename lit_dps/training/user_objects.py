@@ -72,7 +72,8 @@ def config_of(section: str, given: Any) -> ObjectConfig:
     if isinstance(given, str):
         return ObjectConfig({"class_path": given})
     if isinstance(given, base):
-        return _config_of_instance(section, given)
+        is_compiled = given is compiled or attribute_or_none(given, "_compiled_call_impl")
+        return _config_of_instance(section, given, is_compiled=bool(is_compiled))
     if isinstance(given, type):
         if not issubclass(given, base):
             raise ConfigError(section, given.__name__, f"a subclass of {base.__name__}")
@@ -247,7 +248,7 @@ def _cannot_rebuild(section: str, cls: type, why: str) -> ConfigError:
     return ConfigError(section, cls.__name__, allowed, hint)
 
 
-def _config_of_instance(section: str, instance: Any) -> ObjectConfig:
+def _config_of_instance(section: str, instance: Any, is_compiled: bool) -> ObjectConfig:
     """Return how to make an object like an existing one, if its arguments can be recovered."""
     cls = type(instance)
     stored_in_use.cache_clear()  # a reload may change a class in place
@@ -261,6 +262,8 @@ def _config_of_instance(section: str, instance: Any) -> ObjectConfig:
     sentences = [f"Each trial makes a new {cls.__name__}({written})."]
     if unused:
         sentences.append(f"It does not use these attributes of the object: {', '.join(unused)}.")
+    if is_compiled:
+        sentences.append("Trials do not compile it: step times are without compilation.")
     if difference.uncompared:
         sentences.append(
             "lit_dps cannot compare these attributes of the object with those of a new one: "

@@ -59,6 +59,13 @@ def test_an_edited_function_has_no_source_and_a_removed_one_is_not_edited():
     assert not is_edited(code) and node_of(code) is None
 
 
+def test_an_equal_method_of_another_class_does_not_hide_an_edited_one():
+    names = names_of("<twins>")
+    put("<twins>", CODE.replace("def step(self): return 1", "def step(self): return 2", 1))
+    assert is_edited(names["Net"].step.__code__)
+    assert not is_edited(names["Other"].step.__code__)
+
+
 def test_a_function_that_a_decorator_compiled_again_is_found_at_its_place():
     function: types.FunctionType = names_of("<recompiled>")["one"]
     code = function.__code__.replace(co_varnames=("renamed",))

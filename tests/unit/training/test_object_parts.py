@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from lit_dps.core.environment import UNKNOWN, is_same_source, text_version
+from lit_dps.training.method_attributes import function_of_member
 from lit_dps.training.object_text import code_hashes, describe, known_texts
 from tests.unit.training.test_script_code import hashes_in_script
 
@@ -131,9 +132,31 @@ def test_byte_code_is_compared_within_one_version_of_python():
     exec("def make(lr=0.1): return 1", names)
     hashes = code_hashes(names["make"], "model")["model"]
     version = f"text 3 of Python {sys.version_info.major}.{sys.version_info.minor}: "
-    assert text_version(hashes) == version
+    python = f"Python {sys.version_info.major}.{sys.version_info.minor}"
+    assert text_version(hashes) == ("text 3", python)
     other = [hashes[0].replace(version, "text 3 of Python 3.99: ")[:-1]]
     assert is_same_source(hashes, other) and not is_same_source(hashes, [hashes[0][:-1]])
+    # A function whose file was edited after its import has no source.
+    source = [hashes[0].replace(version, "text 3: ")[:-1]]
+    assert not is_same_source(hashes, source) and not is_same_source(source, hashes)
+
+
+def test_rows_of_a_long_list_are_compared_one_by_one():
+    rows, others = [1, 11] + [0] * 2_000, [11, 1] + [0] * 2_000
+    assert describe(rows).text != describe(others).text
+
+
+def test_a_member_without_a_truth_value_is_no_function():
+    class Column:
+        """As columns of polars, whose attributes are expressions."""
+
+        def __getattr__(self, name):
+            return self
+
+        def __bool__(self):
+            raise TypeError("the truth value is ambiguous")
+
+    assert function_of_member(Column()) is None
 
 
 WRAPPED = """
