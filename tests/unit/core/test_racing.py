@@ -339,35 +339,18 @@ def test_without_racing_nobody_pauses(url):
 
 
 def test_workers_who_come_later_pause_too(url):
-    monitor = [
-        TrialQueue(
-            url,
-            "s",
-            CELLS[:1],
-            4,
-            SobolSampler(SPACE, 5),
-            5,
-            AttemptRules(GOAL),
-            1,
-            [32, 128, math.inf],
+    def new_queue() -> TrialQueue:
+        rungs = [32, 128, math.inf]
+        return TrialQueue(
+            url, "s", CELLS[:1], 4, SobolSampler(SPACE, 5), 5, AttemptRules(GOAL), 1, rungs
         )
-        for _ in range(2)
-    ]
+
+    monitor = [new_queue() for _ in range(2)]
     claims = [s.claim_next() for s in monitor]
     assert [run.pause_at for run in claims] == [32, 32], "the second found all points enqueued"
     for s, run in zip(monitor, claims, strict=True):
         s.store_result(TrialResult(run.trial, Status.PAUSED, None, curve(32)))
-    again = TrialQueue(
-        url,
-        "s",
-        CELLS[:1],
-        4,
-        SobolSampler(SPACE, 5),
-        5,
-        AttemptRules(GOAL),
-        1,
-        [32, 128, math.inf],
-    )
+    again = new_queue()
     points = []
     while (run := again.claim_next()) is not None and len(points) < 5:
         points.append((run.trial.point, run.pause_at))
