@@ -36,9 +36,8 @@ class StudyOptions:
 
     Attributes:
         forecast: Print how many trials and hours the study takes. It also prints steps and
-            validations, and for a workload of the paper the hours of its protocol. The hours are an
-            upper bound. An expected time needs finished trials of the study, or `advise` on its
-            configuration. It times a few steps and stores nothing.
+            validations. The hours are an upper bound. An expected time needs finished trials of the
+            study, or `advise` on its configuration. It times a few steps and stores nothing.
         extend_space: Widen ranges whose best values are near an end. New samples run in the added
             part, as dense as the present samples. All trials stay.
         take_over: Release trials of processes that do not answer. They may run on another host, in

@@ -1,28 +1,33 @@
-"""Forecast of a study before it runs: trials, steps, validations and time. For the
-paper's workloads also the time of its protocol.
-
-Lee et al. (2021, Appendix B) report 14 million passes over the validation split and 162 days for a
-workload: 14 batch sizes x 4 sparsities x 100 trials, each of 40,000 steps, validated every 16.
-"""
+"""Forecast of a study before it runs: trials, steps, validations and time."""
 
 from __future__ import annotations
 
-from lit_dps.core import paper_protocol as protocol
-from lit_dps.core.record import grid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from lit_dps.analysis.tables import fitted
+from lit_dps.core.racing import default_rungs
+from lit_dps.core.record import StudyRecord
 from lit_dps.core.text import WIDTH, format_duration
-from lit_dps.core.trial import LIGHTNING, SINGLE
+from lit_dps.core.trial import LIGHTNING, SINGLE, Cell
 from lit_dps.forecast.remaining import (
     Points,
-    max_work,
+    Runs,
+    forecast_basis,
+    laws_of,
     nearest_record,
-    pruning_passes,
+    ratio_by_laws,
+    remaining_repeats,
+    remaining_trials,
     stored_record,
-    total_work,
 )
-from lit_dps.forecast.step_times import Timing, measure, single_gradient_seconds
-from lit_dps.forecast.table import pruning_seconds, study_table, training_seconds
+from lit_dps.forecast.step_times import Timing, measure
 from lit_dps.readings.lipschitz import gammas
+from lit_dps.study.noise import MAX_SECONDS
 from lit_dps.study.setup import StudySetup
+
+# Columns that are left out, in this order, until the table fits the terminal.
+_LESS_NEEDED = ("one validation", "validations", "one step", "steps", "trials")
 
 
 def forecast(setup: StudySetup, width: int = WIDTH) -> str:
@@ -34,7 +39,7 @@ def forecast(setup: StudySetup, width: int = WIDTH) -> str:
 
     Raises:
         StorageError: If the study is stored and cannot be read.
-        ConfigError: If a pruning pass is needed and the data have no finite one.
+        CannotTime: If a trial fails.
     """
     record = stored_record(setup)
     results = {}
@@ -46,39 +51,32 @@ def forecast(setup: StudySetup, width: int = WIDTH) -> str:
     lines = [
         f"forecast of study {setup.study.name}; no trial runs, and nothing is stored",
         *_timing_remarks(setup, timing),
+        *_omitted_costs(setup, record),
+        "",
+        *study_table(setup, points, record, timing, nearest_record(setup, record), width),
     ]
-    smoothness = _smoothness_remark(setup, points, timing)
-    if smoothness is not None:
-        lines.append(smoothness)
-    if setup.study.readings:
-        lines.append("these times exclude study.readings")
-    basis = nearest_record(setup, record)
-    lines += ["", *study_table(setup, points, record, timing, basis, width)]
-    goal = protocol.protocol_of(setup.config())
-    if goal is not None:
-        lines += ["", *_paper_lines(setup, timing, goal)]
     return "\n".join(lines)
 
 
 def _timing_remarks(setup: StudySetup, timing: Timing) -> list[str]:
-    """Return how steps were timed, and what the times leave out, a line each."""
+    """Return how steps were timed, and what the times assume, a line each."""
     study = setup.study
-    batch_sizes = [measured.batch_size for measured in timing.measured]
-    largest = max(batch_sizes)
+    batch_sizes = ", ".join(map(str, timing.measured))
     threads = f"{study.threads} thread{'s' * (study.threads != 1)}"
-    overhead, per_example = format_duration(timing.step.a), format_duration(timing.step.b)
-    line = f"a step takes {overhead} + {per_example} x B"
-    if len(batch_sizes) > 2:  # two always fit a line
+    if len(timing.measured) == 1:
+        line = f"a step takes {format_duration(next(iter(timing.measured.values())).step)}"
+    else:
+        overhead, per_example = format_duration(timing.step.a), format_duration(timing.step.b)
+        line = f"a step takes {overhead} + {per_example} x B"
+    if len(timing.measured) > 2:  # two always fit a line
         line += f", within {timing.misfit:.0%} of the timed steps"
+    largest = max(timing.measured)
     if max(study.batch_sizes) > largest:
         line += f"; times above B = {largest} are extrapolated"
-    lines = [f"timed at B = {', '.join(map(str, batch_sizes))} with {threads}", line]
+    lines = [f"timed at B = {batch_sizes} with {threads}", line]
     if study.axes:
         axes = ", ".join(f"{key} = {value}" for key, value in study.cells[0].axes)
         lines.append(f"timed at {axes}; other values may take longer")
-        prunes = max(study.sparsities) > 0
-        if prunes and any(key.startswith("pruning.") for key in study.axes):
-            lines.append("a pruning pass takes the mean over the pruning methods")
     if setup.grows_batches:
         lines.append(
             "timed at the batch size of each cell; smaller batches of batch.schedule take less time"
@@ -89,11 +87,8 @@ def _timing_remarks(setup: StudySetup, timing: Timing) -> list[str]:
         lines.append(
             f"{setup.workers} trials at a time; each is assumed to be as fast as one alone"
         )
-    if timing.min_check_share < 1:
-        lines.append(
-            f"a validation that stops early reads {timing.min_check_share:.0%} of the "
-            "validation split, or a little more"
-        )
+    if setup.goal.stops_validations_early:
+        lines.append("validations that stop early take less time")
     if study.race_factor is not None:
         lines.append(
             "study.race_factor stops trials that cannot win, so the real time will be shorter"
@@ -101,68 +96,201 @@ def _timing_remarks(setup: StudySetup, timing: Timing) -> list[str]:
     return lines
 
 
-def _smoothness_remark(setup: StudySetup, points: Points, timing: Timing) -> str | None:
-    """Return what measuring the smoothness costs, which the table leaves out; None if it is off.
-
-    A measured example costs as much as an example in training.
-    """
+def _omitted_costs(setup: StudySetup, record: StudyRecord | None) -> list[str]:
+    """Return what the times leave out, a line each."""
+    lines = []
+    if setup.study.noise_scale and (record is None or record.noise is None):
+        lines.append(f"these times exclude the noise scale: at most {MAX_SECONDS:.0f} s, once")
+    if setup.study.readings:
+        lines.append("these times exclude study.readings")
     config = setup.smoothness
-    if config.interval is None:
-        return None
-    measurements = setup.built_goal.max_steps // config.interval
-    passes = len(gammas(config.delta, config.last)) + 1
-    examples = "all training examples"
-    if config.examples is not None:
-        examples = f"{config.examples:,} training examples"
-    cost = _smoothness_cost(setup, points, timing, measurements, passes)
-    return (
-        f"smoothness: at most {measurements:,} measurements per trial, each of {passes} passes "
-        f"over {examples}; {cost}. The times below exclude them, and the gradient variance at the "
-        "start"
-    )
+    if config.interval is not None:
+        measurements = setup.built_goal.max_steps // config.interval
+        passes = len(gammas(config.delta, config.last)) + 1
+        examples = "all training examples"
+        if config.examples is not None:
+            examples = f"{config.examples:,} training examples"
+        lines.append(
+            f"these times exclude smoothness: at most {measurements:,} measurements per trial, "
+            f"each of {passes} passes over {examples}"
+        )
+    return lines
 
 
-def _smoothness_cost(
-    setup: StudySetup, points: Points, timing: Timing, measurements: int, passes: int
-) -> str:
-    """Return the time that measuring the smoothness takes, in words.
+@dataclass(frozen=True)
+class _Remaining:
+    """What remains of a study.
+
+    Attributes:
+        check_interval: Steps between two validations.
+        timing: How long things take here.
+        workers: Trials that run at a time.
+        trials, repeats: The trials and the repeats that remain, by cell.
+        columns: The heads of the times, and the steps of a run that each is for.
+    """
+
+    check_interval: int
+    timing: Timing
+    workers: int
+    trials: Mapping[Cell, Runs]
+    repeats: Mapping[Cell, Runs]
+    columns: Mapping[str, Callable[[Runs], float]]
+
+    @property
+    def has_trials(self) -> bool:
+        return any(runs.count for runs in self.trials.values())
+
+    @property
+    def has_repeats(self) -> bool:
+        return any(runs.count for runs in self.repeats.values())
+
+    @property
+    def pruned(self) -> int:
+        """The number of sparse trials and repeats. Each prunes its network at most once."""
+        count = 0
+        for cell, runs in [*self.trials.items(), *self.repeats.items()]:
+            if cell.sparsity > 0:
+                count += runs.count
+        return count
+
+    def row(self, name: str, runs: Iterable[tuple[Cell, Runs]], other: float = 0.0) -> dict:
+        """Return a row of the table: the sums over some runs of cells.
+
+        Args:
+            name: The row's first entry.
+            runs: The cells, with their runs.
+            other: Seconds to add.
+        """
+        runs = list(runs)
+        steps = sum(each.count * each.most_steps for _, each in runs)
+        row = {
+            "B": name,
+            "trials": f"{sum(each.count for _, each in runs):,}",
+            "steps": f"{steps:,.0f}",
+            "validations": f"{steps / self.check_interval:,.0f}",
+            "one step": "",
+            "one validation": "",
+        }
+        for head, steps_of in self.columns.items():
+            seconds = other
+            for cell, each in runs:
+                seconds += each.count * self._run_seconds(cell.batch_size, steps_of(each))
+            row[head] = format_duration(seconds / self.workers)
+        return row
+
+    def _run_seconds(self, batch_size: int, steps: float) -> float:
+        """Return the seconds of a run of some steps, without pruning."""
+        check = self.timing.check.at(1 / batch_size) / self.check_interval
+        return self.timing.start + steps * (self.timing.step.at(batch_size) + check)
+
+
+def study_table(
+    setup: StudySetup,
+    points: Points,
+    record: StudyRecord | None,
+    timing: Timing,
+    basis: StudyRecord | None,
+    width: int = WIDTH,
+) -> list[str]:
+    """Return the lines of the table, and what its columns are.
 
     Args:
-        setup, points, timing: As of `study_table`.
-        measurements: Measurements of a trial.
-        passes: Passes over the examples in a measurement.
+        setup: The study, after its checks.
+        points: The points that are still to run, of every cell.
+        record: What is stored of it; None without anything.
+        timing: How long things take here.
+        basis: Whose trials an expectation rests on (`remaining.nearest_record`).
+        width: Columns of the terminal.
     """
-    noise_per_example = single_gradient_seconds(setup)  # 0 if no noise is measured
-    if setup.smoothness.examples is None:
-        text = "their time is unknown, because the number of examples is unknown here"
-        if noise_per_example:
-            text += f"; the gradient noise adds {format_duration(noise_per_example)} per example"
-        return text
-    trials = sum(map(len, points.values()))
-    examples = trials * measurements * setup.smoothness.examples / setup.workers
-    text = "their time is too short to measure here"
-    if timing.step.b:
-        text = f"they take {format_duration(examples * passes * timing.step.b)} in all"
-    if noise_per_example:
-        # The noise takes one pass of a measurement.
-        text += f"; the gradient noise adds {format_duration(examples * noise_per_example)}"
-    return text
+    laws = laws_of(basis)
+    ratio = ratio_by_laws(laws)
+    plan = setup.study.repeat_plan
+    pauses = _rungs(setup)
+    most_steps = {}
+    with_pauses = {}
+    for cell in points:
+        step_seconds = timing.step.at(cell.batch_size)
+        schedule = setup.batch.with_axes(cell.axes).build()
+        steps = setup.built_goal.most_steps(cell.batch_size, step_seconds, schedule)
+        most_steps[cell] = steps
+        with_pauses[cell] = steps + sum(pause for pause in pauses if pause < steps)
+    trials = remaining_trials(points, with_pauses, basis, ratio)
+    repeats = remaining_repeats(plan, points, most_steps, record, basis, ratio)
+    columns = {"time at most": lambda runs: runs.most_steps}
+    if any(runs.expected_steps is not None for runs in trials.values()):
+        columns["time expected"] = lambda runs: runs.expected_steps
+    count = sum(runs.count for runs in [*trials.values(), *repeats.values()])
+    workers = min(setup.workers, max(1, count))
+    interval = setup.built_goal.check_interval
+    remaining = _Remaining(interval, timing, workers, trials, repeats, columns)
+    lines = fitted(_rows(remaining), _LESS_NEEDED, width)
+    if not count:
+        return [*lines, "", "all trials and repeats have finished"]
+    basis_text = forecast_basis(setup, basis, laws)
+    return [*lines, "", *_explain(setup, remaining, basis_text)]
 
 
-def _paper_lines(setup: StudySetup, timing: Timing, goal: protocol.Protocol) -> list[str]:
-    """Return how long the paper's protocol for the workload would take here."""
-    cells = grid(protocol.BATCH_SIZES, protocol.SPARSITIES)
-    points = dict.fromkeys(cells, range(protocol.TRIALS))
-    most = max_work(points, dict.fromkeys(points, goal.max_steps), goal.check_interval)
-    total = total_work(most.values())
-    passes = pruning_passes(points, setup.workers, timing.reuses_scores)
-    seconds = training_seconds(most, timing) + pruning_seconds(passes, timing)
-    return [
-        f"the paper's protocol, {len(protocol.BATCH_SIZES)} batch sizes x "
-        f"{len(protocol.SPARSITIES)} sparsities x {protocol.TRIALS} trials of {goal.max_steps:,} "
-        f"steps, validated every {goal.check_interval}:",
-        f"  at most {total.trials:,} trials, {total.steps:,.0f} steps, {total.checks:,.0f} "
-        f"validations, {format_duration(seconds / setup.workers)} on this machine",
-        "  the paper reports 14 million validations and 162 days for one workload (Lee et al. "
-        "2021, Appendix B)",
-    ]
+def _rungs(setup: StudySetup) -> Sequence[float]:
+    """Return the steps after which the race pauses trials."""
+    if setup.study.race_factor is None:
+        return ()
+    goal = setup.built_goal
+    return default_rungs(goal.check_interval, goal.max_steps)[:-1]
+
+
+def _rows(remaining: _Remaining) -> list[dict[str, str]]:
+    """Return the rows of the table: batch sizes, repeats, pruning, the total."""
+    trials, repeats = remaining.trials.items(), remaining.repeats.items()
+    timing = remaining.timing
+    rows = []
+    for batch_size in sorted({cell.batch_size for cell in remaining.trials}):
+        cells = [item for item in trials if item[0].batch_size == batch_size]
+        row = remaining.row(str(batch_size), cells)
+        row["one step"] = format_duration(timing.step.at(batch_size))
+        row["one validation"] = format_duration(timing.check.at(1 / batch_size))
+        rows.append(row)
+    if remaining.has_repeats:
+        rows.append(remaining.row("repeats", repeats))
+    pruning_seconds = remaining.pruned * timing.pruning
+    if remaining.pruned:
+        row = remaining.row("pruning", [], pruning_seconds)
+        rows.append(row | {"trials": f"{remaining.pruned:,}", "steps": "", "validations": ""})
+    rows.append(remaining.row("total", [*trials, *repeats], pruning_seconds))
+    return rows
+
+
+def _explain(setup: StudySetup, remaining: _Remaining, basis: str) -> list[str]:
+    """Return what the columns of times assume."""
+    goal = setup.built_goal
+    lines = []
+    if not remaining.has_trials:
+        lines.append("all trials of the search have finished; repeats remain")
+    else:
+        ends = f"runs to max_steps = {goal.max_steps:,}"
+        if goal.limits:
+            ends = f"spends its budget of {goal.budget_text}"
+        if _rungs(setup):
+            pauses = ", ".join(map("{:,}".format, _rungs(setup)))
+            ends = f"restarts from its first step after each rung ({pauses} steps), then {ends}"
+        lines.append(f"at most: every trial {ends}")
+        if "time expected" in remaining.columns:
+            steps = sum(
+                runs.count * (runs.expected_steps or 0) for runs in remaining.trials.values()
+            )
+            lines.append(f"expected: {steps:,.0f} steps, from {basis}")
+        else:
+            lines.append(
+                "An expected time needs finished trials: start the study, or run lit-dps advise "
+                "with it"
+            )
+    if remaining.has_repeats:
+        text = "repeats, at most: every repeat runs to max_steps"
+        if setup.study.repeat_plan.slack is not None:
+            text += f", or to {setup.study.repeat_plan.slack:g} x K* if its cell has one"
+        lines.append(text)
+    if remaining.pruned:
+        lines.append(
+            "pruning: each sparse trial prunes its network once; trials that share scores take "
+            "less time"
+        )
+    return lines

@@ -1,4 +1,4 @@
-"""The remaining work of a study: trials and repeats, their steps and validations, and pruning.
+"""The remaining work of a study: trials and repeats, and their steps.
 
 Expected steps rest on finished trials of the study, else on probes of advice, and on laws.
 """
@@ -6,7 +6,6 @@ Expected steps rest on finished trials of the study, else on probes of advice, a
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -138,26 +137,87 @@ Points = Mapping[Cell, Collection[int]]  # the points of each cell that are stil
 
 
 @dataclass(frozen=True)
-class Work:
-    """Trials, their optimizer steps and their validations; expected ones are no integers."""
+class Runs:
+    """The trials, or the repeats, that remain in a cell.
 
-    trials: int = 0
-    steps: float = 0
-    checks: float = 0
+    Attributes:
+        count: Their number.
+        most_steps: The optimizer steps that each of them takes at most.
+        expected_steps: The steps that each of them is expected to take; None if it is unknown.
+    """
 
-    def __add__(self, other: Work) -> Work:
-        return Work(
-            self.trials + other.trials, self.steps + other.steps, self.checks + other.checks
-        )
+    count: int
+    most_steps: float
+    expected_steps: float | None = None
 
 
-def ratio_one(cell: Cell, batch_size: int) -> float:
-    """Return 1: a cell is assumed to need what the other batch size needs."""
-    return 1.0
+def remaining_trials(
+    points: Points,
+    most_steps: Mapping[Cell, float],
+    record: StudyRecord | None,
+    ratio: StepRatio,
+) -> dict[Cell, Runs]:
+    """Return the trials that remain in each cell.
+
+    They are expected to take the mean steps of the finished trials of the nearest batch size,
+    however these ended, except for failed ones.
+
+    Args:
+        points: The points that are still to run, of every cell.
+        most_steps: Steps of a trial at most, by cell.
+        record: The record of finished trials (`nearest_record`); None without any.
+        ratio: Of the steps of a cell to the steps of its series at another batch size.
+    """
+    mean = None
+    if record is not None:
+        mean = mean_of_nearest_batch_size(_steps_run(record.results), points, ratio)
+    counts = {cell: len(remaining) for cell, remaining in points.items()}
+    return _runs(counts, most_steps, mean)
+
+
+def remaining_repeats(
+    plan: RepeatPlan,
+    points: Points,
+    most_steps: Mapping[Cell, float],
+    record: StudyRecord | None,
+    basis: StudyRecord | None,
+    ratio: StepRatio,
+) -> dict[Cell, Runs]:
+    """Return the repeats that remain in each cell.
+
+    If trials of a cell are still to run, other points may become the best, so the entire plan
+    counts. Without a K* so far, repeats run to their most steps. A finished cell without a K* has
+    nothing to repeat. Repeats are expected to take the mean steps of finished repeats of the
+    nearest batch size; without any the mean K* there; without a K* the mean of finished trials.
+
+    Args:
+        plan: What is repeated.
+        points, most_steps, ratio: As of `remaining_trials`.
+        record: What is stored of the study; None without anything.
+        basis: The record of finished trials (`nearest_record`).
+    """
+    counts = {}
+    limits = {}
+    for cell, remaining in points.items():
+        counts[cell] = _missing_repeats(plan, cell, record)
+        if remaining:
+            counts[cell] = plan.count * plan.points
+        k_star = None
+        if record is not None:
+            k_star = record.k_star_steps(cell)
+        limits[cell] = most_steps[cell]
+        if k_star is not None:
+            limits[cell] = min(plan.limit(k_star), most_steps[cell])
+    mean = None
+    if basis is not None:
+        for steps in (_steps_run(basis.repeats), _k_stars(basis), _steps_run(basis.results)):
+            if mean is None:
+                mean = mean_of_nearest_batch_size(steps, points, ratio)
+    return _runs(counts, limits, mean)
 
 
 def mean_of_nearest_batch_size(
-    values: Mapping[Cell, Iterable[float]], cells: Iterable[Cell], ratio: StepRatio = ratio_one
+    values: Mapping[Cell, Iterable[float]], cells: Iterable[Cell], ratio: StepRatio
 ) -> dict[Cell, float] | None:
     """Return for each cell the mean of the values at the nearest batch size.
 
@@ -185,160 +245,19 @@ def mean_of_nearest_batch_size(
     return result
 
 
-def total_work(works: Iterable[Work]) -> Work:
-    """Return the sum of some work."""
-    return sum(works, Work())
-
-
-def max_work(
-    points: Points, most_steps: Mapping[Cell, float], check_interval: int
-) -> dict[Cell, Work]:
-    """Return the work of each cell if every trial runs to its most steps."""
-    return _work(_counts(points), most_steps, check_interval)
-
-
-def expected_work(
-    points: Points,
-    results: Mapping[Cell, Sequence[TrialResult]],
-    check_interval: int,
-    ratio: StepRatio = ratio_one,
-) -> dict[Cell, Work] | None:
-    """Return the work of each cell at the mean steps of finished trials; None without any.
-
-    The trials of the nearest batch size count, however they ended, except for failed ones.
-
-    Args:
-        points: What is still to run.
-        results: What has finished.
-        check_interval: Steps between two validations.
-        ratio: Of the steps of a cell and of its series at the nearest batch size
-            (`ratio_by_laws`).
-    """
-    mean = mean_of_nearest_batch_size(_steps_run(results), points, ratio)
-    if mean is None:
-        return None
-    return _work(_counts(points), mean, check_interval)
-
-
-def limited(expected: Mapping[Cell, Work], most: Mapping[Cell, Work]) -> dict[Cell, Work]:
-    """Return the expected work of each cell, limited to the largest possible one."""
-    works = {}
-    for cell, work in expected.items():
-        if work.steps > most[cell].steps:
-            work = Work(work.trials, most[cell].steps, most[cell].checks)
-        works[cell] = work
-    return works
-
-
-def max_repeat_work(
-    plan: RepeatPlan,
-    points: Points,
-    record: StudyRecord | None,
+def _runs(
+    counts: Mapping[Cell, int],
     most_steps: Mapping[Cell, float],
-    check_interval: int,
-) -> dict[Cell, Work]:
-    """Return the work of each cell's repeats if none of them meets the goal.
-
-    If trials of a cell are still to run, other points may become the best, so the entire plan
-    counts. Without a K* so far, repeats run to their most steps. A finished cell without a K* has
-    nothing to repeat.
-
-    Args:
-        plan: What is repeated.
-        points: The trials that are still to run, of every cell.
-        record: What is stored of the study; None without anything.
-        most_steps: Steps at which the budgets of a trial are spent, by cell.
-        check_interval: Steps between two validations.
-    """
-    trials = {}
-    steps = {}
-    for cell, remaining in points.items():
-        trials[cell] = _remaining_repeats(plan, cell, record)
-        if remaining:
-            trials[cell] = plan.count * plan.points
-        k_star = None
-        if record is not None:
-            k_star = record.k_star_steps(cell)
-        steps[cell] = most_steps[cell]
-        if k_star is not None:
-            steps[cell] = min(plan.limit(k_star), most_steps[cell])
-    return _work(trials, steps, check_interval)
-
-
-def expected_repeat_work(
-    plan: RepeatPlan,
-    points: Points,
-    record: StudyRecord | None,
-    check_interval: int,
-    ratio: StepRatio = ratio_one,
-) -> dict[Cell, Work] | None:
-    """Return the work of each cell's repeats, if its best points stay the best.
-
-    The steps are the mean of finished repeats of the nearest batch size; without any the mean K*
-    there; without a K* the mean of finished trials. None without any of these. Arguments as of
-    `max_repeat_work` and `expected_work`.
-    """
-    if record is None:
-        return None
-    k_stars = {}
-    for cell in record.results:
-        k_star = record.k_star_steps(cell)
-        if k_star is not None:
-            k_stars[cell] = [k_star]
-    mean = None
-    for steps in (_steps_run(record.repeats), k_stars, _steps_run(record.results)):
-        if mean is None:
-            mean = mean_of_nearest_batch_size(steps, points, ratio)
-    if mean is None:
-        return None
-    trials = {}
-    for cell, remaining in points.items():
-        if remaining and cell not in k_stars:
-            trials[cell] = plan.count * plan.points
-        else:
-            trials[cell] = _remaining_repeats(plan, cell, record)
-    return _work(trials, mean, check_interval)
-
-
-def pruning_passes(points: Points, workers: int, reuses_scores: bool) -> dict[int, int]:
-    """Return the largest number of pruning passes by batch size: one for each sparse trial.
-
-    If scores are reused, each worker computes the scores of a point once. Such passes have no batch
-    size and count for the smallest one.
-    """
-    passes: Counter[int] = Counter()
-    sparse_points = set()
-    for cell, remaining in points.items():
-        if cell.sparsity > 0 and remaining:
-            passes[cell.batch_size] += len(remaining)
-            sparse_points.update(remaining)
-    if reuses_scores and passes:
-        return {min(passes): min(workers * len(sparse_points), passes.total())}
-    return dict(passes)
-
-
-def repeat_pruning_passes(repeats: Mapping[Cell, Work]) -> dict[int, int]:
-    """Return pruning passes by batch size: one for each sparse repeat, as each has its network."""
-    passes: Counter[int] = Counter()
-    for cell, work in repeats.items():
-        if cell.sparsity > 0 and work.trials:
-            passes[cell.batch_size] += work.trials
-    return dict(passes)
-
-
-def _work(
-    trials: Mapping[Cell, int], steps: Mapping[Cell, float], check_interval: int
-) -> dict[Cell, Work]:
-    """Return the work of some trials of each cell, at some steps per trial."""
-    works = {}
-    for cell, count in trials.items():
-        total_steps = count * steps[cell]
-        works[cell] = Work(count, total_steps, total_steps / check_interval)
-    return works
-
-
-def _counts(points: Points) -> dict[Cell, int]:
-    return {cell: len(remaining) for cell, remaining in points.items()}
+    expected_steps: Mapping[Cell, float] | None,
+) -> dict[Cell, Runs]:
+    """Return the runs of each cell; expected steps are limited to the most steps."""
+    runs = {}
+    for cell, count in counts.items():
+        expected = None
+        if expected_steps is not None:
+            expected = min(expected_steps[cell], most_steps[cell])
+        runs[cell] = Runs(count, most_steps[cell], expected)
+    return runs
 
 
 def _steps_run(results: Mapping[Cell, Sequence[TrialResult]]) -> dict[Cell, list[float]]:
@@ -352,7 +271,17 @@ def _steps_run(results: Mapping[Cell, Sequence[TrialResult]]) -> dict[Cell, list
     return steps
 
 
-def _remaining_repeats(plan: RepeatPlan, cell: Cell, record: StudyRecord | None) -> int:
+def _k_stars(record: StudyRecord) -> dict[Cell, list[float]]:
+    """Return K* of each cell that has one, in steps, as a list of one value."""
+    k_stars: dict[Cell, list[float]] = {}
+    for cell in record.results:
+        k_star = record.k_star_steps(cell)
+        if k_star is not None:
+            k_stars[cell] = [k_star]
+    return k_stars
+
+
+def _missing_repeats(plan: RepeatPlan, cell: Cell, record: StudyRecord | None) -> int:
     """Return how many repeats of a cell's best points so far must still run."""
     if record is None:
         return 0

@@ -11,7 +11,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 import lit_dps.training.lightning_private as lightning_private
-from lit_dps.core.goal import Goal
 from lit_dps.module import is_wrong
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
@@ -70,11 +69,6 @@ class MistakeCount(NamedTuple):
     def error(self, size: int) -> float:
         """Return the error on a split of this size, rounded to float32 as in a full validation."""
         return float(torch.tensor(self.mistakes) / size)
-
-
-def min_evaluated_share(goal: Goal, size: int) -> float:
-    """Return the least share of a validation split that shows that a network misses the goal."""
-    return min(1.0, max(CHUNK, goal.max_mistakes(size) + 1) / size)
 
 
 class HardestFirst:

@@ -16,7 +16,6 @@ from lit_dps.analysis.gradient_noise import Readings, noise_law, readings_of
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.trial import Cell
 from lit_dps.data import GradientNoise
-from lit_dps.forecast.step_times import single_gradient_seconds
 from lit_dps.models import NoisyQuadratic
 from lit_dps.report.figures import FIGURES, drawn, write_figures
 from lit_dps.storage.schema import decode_result, encode_result
@@ -177,12 +176,3 @@ def test_the_identity_of_studies_without_it_is_as_before():
     assert identity(interval=4, noise=False) == identity(interval=4)
     assert identity(interval=4, noise=True) != identity(interval=4)
     assert "noise" not in identity(interval=4)["smoothness"]
-
-
-def test_a_forecast_times_single_gradients_where_they_are_asked_for():
-    assert 0 < single_gradient_seconds(nqm(interval=4, noise=True)) < 1
-    assert (
-        single_gradient_seconds(nqm(interval=4, noise=False))
-        == single_gradient_seconds(nqm(interval=None, noise=True))
-        == 0
-    )

@@ -10,16 +10,14 @@ import pytest
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell
+from lit_dps.forecast.forecast import study_table
 from lit_dps.forecast.remaining import (
-    Work,
-    expected_work,
     laws_of,
-    limited,
     nearest_record,
     ratio_by_laws,
+    remaining_trials,
     stored_record,
 )
-from lit_dps.forecast.table import study_table
 from lit_dps.storage.advice_store import AdviceStore
 from lit_dps.training.workload import Workload
 from tests.support.fake_study import SPACE, analysis_of, law_results, write_study
@@ -53,15 +51,14 @@ def test_steps_move_along_the_law_to_batch_sizes_that_nobody_has_trained_at():
     along = ratio_by_laws(laws_of(record(known)))
     assert along(Cell(2, 0.0), 8) == pytest.approx(k(2) / k(8), rel=0.15)
     points = {Cell(2, 0.0): {0}, Cell(512, 0.0): {0, 1}, Cell(32, 0.0): set()}
-    found = expected_work(points, known, 1, along)
-    assert found[Cell(2, 0.0)].steps == pytest.approx(
-        mean(known[Cell(8, 0.0)]) * along(Cell(2, 0.0), 8)
-    )
-    nearest = expected_work(points, known, 1)
-    assert (
-        nearest[Cell(2, 0.0)].steps < found[Cell(2, 0.0)].steps < 4.5 * nearest[Cell(2, 0.0)].steps
-    )
-    assert found[Cell(512, 0.0)].steps < nearest[Cell(512, 0.0)].steps
+    most = dict.fromkeys(points, 20_000)
+    found = remaining_trials(points, most, record(known), along)
+    steps = found[Cell(2, 0.0)].expected_steps
+    assert steps == pytest.approx(mean(known[Cell(8, 0.0)]) * along(Cell(2, 0.0), 8))
+    nearest = remaining_trials(points, most, record(known), lambda cell, batch_size: 1.0)
+    at_nearest = nearest[Cell(2, 0.0)].expected_steps
+    assert at_nearest < steps < 4.5 * at_nearest
+    assert found[Cell(512, 0.0)].expected_steps < nearest[Cell(512, 0.0)].expected_steps
 
 
 def test_a_series_without_a_law_has_the_ratio_of_another():
@@ -73,15 +70,6 @@ def test_a_series_without_a_law_has_the_ratio_of_another():
 
 def test_two_batch_sizes_have_no_law():
     assert laws_of(record(results(SIZES[:2]))) == {} == laws_of(None)
-
-
-def test_no_more_is_expected_than_is_possible():
-    a, b = Cell(2), Cell(8)
-    most = {a: Work(2, 200, 20), b: Work(2, 200, 20)}
-    assert limited({a: Work(2, 900, 90), b: Work(2, 50, 5)}, most) == {
-        a: Work(2, 200, 20),
-        b: Work(2, 50, 5),
-    }
 
 
 @pytest.fixture

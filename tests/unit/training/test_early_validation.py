@@ -12,7 +12,7 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Status
 from lit_dps.module import ImageClassifier, LanguageModel
 from lit_dps.training import GoalErrorCallback
-from lit_dps.training.early_validation import CHUNK, EarlyValidation, min_evaluated_share
+from lit_dps.training.early_validation import CHUNK, EarlyValidation
 from tests.support.tiny import QUIET, assert_equal, fit, loader, weights
 
 N = 1000
@@ -235,13 +235,6 @@ def test_allowed_mistakes_are_the_most_that_meet_the_goal(error, examples):
     allowed = goal.max_mistakes(examples)
     as_logged = torch.tensor([allowed, allowed + 1]).float() / examples
     assert [goal.is_reached(float(e)) for e in as_logged] == [True, False]
-
-
-@pytest.mark.parametrize(
-    ("goal", "size", "share"), [(0.02, 6000, 256 / 6000), (0.1, 6000, 601 / 6000), (0.1, 100, 1.0)]
-)
-def test_the_fewest_examples_that_refuse(goal, size, share):
-    assert min_evaluated_share(Goal(goal), size) == pytest.approx(share)
 
 
 class OwnSplit(Points):
