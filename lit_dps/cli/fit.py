@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
@@ -39,6 +40,7 @@ from lit_dps.readings import ReadingsCallback
 from lit_dps.report.document import CellEntry, run_document
 from lit_dps.report.pruning_notes import unmasked_note
 from lit_dps.storage.urls import is_http, without_password
+from lit_dps.study.retrain import KeepWeights, check_is_new
 from lit_dps.training import (
     AverageCallback,
     BatchScheduleCallback,
@@ -265,6 +267,9 @@ class DPSCLI(LightningCLI):
             # The trainer calls each callback six times a step.
             if not _is_idle(callback):
                 callbacks.append(callback)
+        path = _checkpoint_option(self.command)
+        if path is not None:
+            callbacks.append(KeepWeights(path))
         return super().instantiate_trainer(**{**arguments, "callbacks": callbacks})
 
 
@@ -276,10 +281,37 @@ def main(command: CommandLine) -> Outcome:
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # Lightning 2.6 under torch 2.15
     # Logged values are means over all ranks already.
     warnings.filterwarnings("ignore", message=".*sync_dist=True.*")
-    if command.verb == "fit":  # the other verbs refuse the option
-        command.words = [word for word in command.words if word != "--json"]
+    if command.verb == "fit":  # the other verbs refuse these options
+        path = _checkpoint_option(command)
+        if path is not None:
+            check_is_new(path)
+        command.words = _without_our_options(command.words)
     cli = _run(command)
     return Outcome(ExitCode.DONE, lambda: _document(cli.trainer))
+
+
+def _checkpoint_option(command: CommandLine) -> Path | None:
+    """Return the file of `fit --checkpoint FILE`; None without it."""
+    if command.verb != "fit" or not command.has("checkpoint"):
+        return None
+    file = command.value("checkpoint")
+    if not file:
+        raise ConfigError("--checkpoint", file, "a file that does not exist yet")
+    return Path(str(file))
+
+
+def _without_our_options(words: list[str]) -> list[str]:
+    """Return the words without `--json` and `--checkpoint FILE`, which LightningCLI lacks."""
+    kept = []
+    is_value = False
+    for word in words:
+        if is_value:
+            is_value = False
+        elif word == "--checkpoint":
+            is_value = True
+        elif word != "--json" and not word.startswith("--checkpoint="):
+            kept.append(word)
+    return kept
 
 
 def _run(command: CommandLine) -> DPSCLI:
@@ -394,8 +426,11 @@ def _print_end(trainer: Trainer, error: BaseException | None) -> None:
 
 
 def _checkpoints_of(trainer: Trainer) -> list[str]:
-    """Return the path of the best or the last checkpoint of each checkpoint callback."""
+    """Return the file of `--checkpoint`, and the best or last file of each checkpoint callback."""
     paths = []
+    for callback in callbacks_of(trainer, KeepWeights):
+        if callback.path.exists():
+            paths.append(str(callback.path))
     for callback in trainer.checkpoint_callbacks:
         path = getattr(callback, "best_model_path", "") or getattr(callback, "last_model_path", "")
         if path:

@@ -95,7 +95,7 @@ def _conflict_line(study: Merged, cell: Cell) -> str:
         repeat = f" repeat {first.repeat}"
     return (
         f"  {cell}: {_count(len(conflicts), 'trial')} ended otherwise elsewhere, the first at "
-        f"point {first.point}{repeat} in {first.place}; what was here is kept; K differs in "
+        f"sample {first.point}{repeat} in {first.place}; what was here is kept; K differs in "
         f"{other_k}"
     )
 

@@ -133,7 +133,8 @@ class RetrainOptions:
         cell: The cell of the trial, such as B=32,S=0.9. Further axes follow, such as delay=4. An
             axis with one value in the study may be omitted.
         point: Another sample of the cell than the sample of K*.
-        checkpoint: Save the final weights here. The file is a Lightning checkpoint.
+        checkpoint: Save the final weights here. The file is a Lightning checkpoint. It works
+            without --of too.
         trust: Import modules of a foreign study. The stored configuration names them. Without this
             option they are imported only if you ran the study.
         json: Print one JSON object on stdout (docs/python.md, Document). All other text goes to

@@ -21,7 +21,7 @@ from lit_dps.cli.parser import new_parser
 from lit_dps.cli.study import read_setup
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.config import StorageConfig
-from lit_dps.core.errors import ConfigError, UserError
+from lit_dps.core.errors import UserError
 from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.text import shorten
@@ -30,7 +30,7 @@ from lit_dps.core.unit import EXAMPLES, value_at
 from lit_dps.report.document import CellEntry, Document, run_document
 from lit_dps.storage.ownership import foreign_modules, was_run_by_user
 from lit_dps.storage.read import read_study, study_uid
-from lit_dps.study.retrain import compare_with_stored, retrain, stored_trial
+from lit_dps.study.retrain import check_is_new, compare_with_stored, retrain, stored_trial
 from lit_dps.study.setup import StudySetup
 
 
@@ -48,8 +48,8 @@ def main(command: CommandLine) -> Outcome:
 
     record = read_study(storage.optuna_url, options.of, options.trust)
     stored = stored_trial(record, record.parse_cell(options.cell), options.point)
-    if checkpoint is not None and checkpoint.exists():
-        raise ConfigError("--checkpoint", str(checkpoint), "a file that does not exist yet")
+    if checkpoint is not None:
+        check_is_new(checkpoint)
     if not options.trust:
         _check_trust(record, storage)
     setup = replace(_rebuilt(record), storage=storage)

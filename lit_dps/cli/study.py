@@ -5,7 +5,6 @@ It measures K*, the fewest steps to the goal, in each cell, or adds cells.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -25,6 +24,7 @@ from lit_dps.core.config import NO_RACE, StudyConfig
 from lit_dps.core.errors import ConfigError, StorageError, find_user_error
 from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.parse_errors import refusal
+from lit_dps.core.progress_line import print_wrapped
 from lit_dps.core.text import prose_for_terminal, terminal_width
 from lit_dps.core.trial_config import STUDY_DEFAULTS, TRIAL_SECTIONS
 from lit_dps.forecast.forecast import forecast
@@ -126,7 +126,7 @@ def main(command: CommandLine) -> Outcome:
     notes = check_effects(setup)
     if not follows_torchrun():
         for note in notes:
-            print(f"note: {note}", file=sys.stderr)
+            print_wrapped(f"note: {note}")
         if options.trust:
             setup = _trusted(setup)
         setup = with_stored_space(setup, options.extend_space)

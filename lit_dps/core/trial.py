@@ -219,16 +219,16 @@ class Trial:
     @property
     def stored_name(self) -> str:
         """The trial in its checkpoint. It never changes."""
-        return self._name(self.cell.stored_name)
+        return f"{self.cell.stored_name} point {self.point}{self._repeat_text}"
 
     def __str__(self) -> str:
-        return self._name(str(self.cell))
+        return f"{self.cell} sample {self.point}{self._repeat_text}"
 
-    def _name(self, cell: str) -> str:
-        name = f"{cell} point {self.point}"
+    @property
+    def _repeat_text(self) -> str:
         if self.repeat:
-            name += f" repeat {self.repeat}"
-        return name
+            return f" repeat {self.repeat}"
+        return ""
 
     @property
     def file_name(self) -> str:

@@ -85,7 +85,7 @@ def open_cell(
     )
     stored = study.user_attrs
     check_cell(stored, name, cell, uid)
-    set_metric_name(study, f"{unit.name} to result")
+    set_metric_name(study, f"K [{unit.name}]")
     attrs: dict[str, Any] = {
         schema.BATCH_SIZE: cell.batch_size,
         schema.SPARSITY: cell.sparsity,

@@ -13,7 +13,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lit_dps.core.attempt import Attempt, AttemptRules
 from lit_dps.core.environment import KEY, changes_since
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.progress_line import replace_line
+from lit_dps.core.progress_line import print_wrapped, replace_line
 from lit_dps.core.racing import best_trial
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import LIGHTNING, RANKS, SPARSE_KERNELS, STACKED, Cell, Status, TrialResult
@@ -39,22 +39,29 @@ class KeepWeights(Callback):
     Args:
         path: The file. Its folder is made.
         model: Class path and arguments of the module. `validate`, `test` and
-            `load_from_checkpoint` build the module from them.
+            `load_from_checkpoint` build the module from them. None if LightningCLI made the
+            module, and so stored them.
     """
 
-    def __init__(self, path: Path, model: Mapping[str, Any]):
+    def __init__(self, path: Path, model: Mapping[str, Any] | None = None):
         self.path = path
         self.model = model
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # LightningCLI saves hyperparameters in this form. A module without any chose to save none.
-        if pl_module.hparams:
+        if self.model is not None and pl_module.hparams:
             pl_module.hparams.clear()
             pl_module.hparams.update(self.model.get("init_args", {}))
             pl_module.hparams["_class_path"] = self.model["class_path"]
             pl_module.hparams["_instantiator"] = "lightning.pytorch.cli.instantiate_module"
         with showing_average(trainer):
             trainer.save_checkpoint(self.path)
+
+
+def check_is_new(path: Path) -> None:
+    """Raise ConfigError if the file of `--checkpoint` exists."""
+    if path.exists():
+        raise ConfigError("--checkpoint", str(path), "a file that does not exist yet")
 
 
 def stored_trial(record: StudyRecord, cell: Cell, point: int | None) -> TrialResult:
@@ -108,7 +115,7 @@ def retrain(
     check_unchanged(setup.storage.optuna_url, setup.study.name, setup.identity(data))
     note = _changes_since(setup, data, record, stored)
     if note:
-        print(f"note: {note}", file=sys.stderr, flush=True)
+        print_wrapped(f"note: {note}")
     torch.set_num_threads(setup.study.threads)
     rules = AttemptRules(record.goal, record.goals, record.train_past_goal, setup.study.metrics)
     attempt = rules.attempt(stored.trial)

@@ -36,11 +36,13 @@ def test_study_and_analyze_print_the_document_of_the_study(tmp_path):
 
 @pytest.mark.slow
 def test_fit_prints_the_document_of_its_run(tmp_path):
-    fitted = run(tmp_path, "fit", FAST, "--json", "--trainer.enable_progress_bar", "false")
+    options = ("--checkpoint", "kept.ckpt", "--trainer.enable_progress_bar", "false")
+    fitted = run(tmp_path, "fit", FAST, "--json", *options)
     assert fitted.returncode == ExitCode.DONE, fitted.stderr
     document = json.loads(fitted.stdout)
     assert document["source"] == "fit" and document["goal"] == "goal error 0.2"
-    assert (tmp_path / document["checkpoint"]).is_file()
+    assert document["checkpoint"] == "kept.ckpt"
+    assert (tmp_path / "kept.ckpt").is_file()
     cell = document["cells"][0]
     assert cell["batch_size"] == 128
     assert cell["examples"] == 128 * cell["steps"]["value"] > 0

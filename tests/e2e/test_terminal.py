@@ -59,7 +59,7 @@ def test_a_study_shows_bar_k_star_and_the_trials_of_its_workers_and_leaves_the_s
     )
     screen.wait_for("best val_error")
     screen.wait_for(
-        r"B=16 S=0 point 0\s+[1-9][\d,]*\s+0\.\d+"
+        r"B=16 S=0 sample 0\s+[1-9][\d,]*\s+0\.\d+"
     )  # told by a worker, through its pipe
     os.kill(screen.process.pid, signal.SIGINT)
     screen.wait_for(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -10,6 +9,7 @@ from lightning.pytorch import LightningDataModule
 
 from lit_dps.analysis.summary import summarize
 from lit_dps.core.errors import ConfigError, StorageError
+from lit_dps.core.progress_line import print_wrapped
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.search_space import Box, Choices, extreme_points
 from lit_dps.core.trial import STACKED, Cell, Trial, Value, text_of
@@ -186,7 +186,7 @@ def check_with_dry_run(setup: StudySetup) -> LightningDataModule:
     notes = check_plug_ins(setup)
     data, notes_of_run = dry_run(setup)
     for line in [*overridden_arguments(setup.workload.trainer), *notes, *notes_of_run]:
-        print(f"note: {line}", file=sys.stderr)
+        print_wrapped(f"note: {line}")
     return data
 
 

@@ -211,7 +211,7 @@ def _equal_weights_note(settings: TrialSettings, trials: Sequence[Trial]) -> lis
     class_path = settings.workload.specs(equal[0])["model"]["class_path"]
     module = str(class_path).rpartition(".")[2]
     return [
-        f"all points of the search begin with equal weights{where}: {module} loads them, or sets "
+        f"all samples begin with equal weights{where}: {module} loads them, or sets "
         "a seed. K* and study.repeats then do not include the variation between initial weights"
     ]
 
@@ -222,7 +222,7 @@ def _loaded_weights_note(settings: TrialSettings, trials: Sequence[Trial]) -> li
         pruner = settings.pruning_callback(trial).pruner
         if trial.cell.sparsity and isinstance(pruner, FromFile) and pruner.weights:
             return [
-                "all points of the search begin with the weights of the file of masks "
+                "all samples begin with the weights of the file of masks "
                 f"({WEIGHTS_KEY}) in pruned cells. K* and study.repeats then do not include the "
                 "variation between initial weights"
             ]

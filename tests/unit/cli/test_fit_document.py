@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, TensorDataset
 
-from lit_dps.cli.fit import _all_steps_are_full
+from lit_dps.cli.fit import _all_steps_are_full, _without_our_options
 from lit_dps.training import BatchScheduleCallback
 
 CONSTANT = BatchScheduleCallback()
@@ -41,3 +41,12 @@ def test_a_short_last_batch_makes_a_short_step(
         fit_loop=loop,
     )
     assert _all_steps_are_full(trainer) is expected
+
+
+def test_lightning_reads_no_option_that_only_this_package_has():
+    words = ["--config", "a.yaml", "--checkpoint", "a.ckpt", "--json", "--goal.error", "0.1"]
+    assert _without_our_options(words) == ["--config", "a.yaml", "--goal.error", "0.1"]
+    assert _without_our_options(["--checkpoint=a.ckpt", "--seed_everything", "1"]) == [
+        "--seed_everything",
+        "1",
+    ]

@@ -330,7 +330,7 @@ def test_merge_takes_repeats_over_and_tells_conflicts(tmp_path):
             )
     found = merged(*urls)["s"]
     assert (found.added, found.unchanged) == (2, 7)
-    assert "point 0 repeat 1 " in lines("s", found)[1]
+    assert "sample 0 repeat 1 " in lines("s", found)[1]
     record = read_study(urls[0], "s")
     assert record.plan.count == 2 and [
         [r.steps for r in record.repeats[cell]] for cell in (A, B)

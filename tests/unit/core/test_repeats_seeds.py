@@ -27,7 +27,7 @@ def test_a_repeat_has_seeds_of_its_own_and_the_search_keeps_its_seeds():
     again = [Trial(cell, 3, seed=7, repeat=number) for cell in (A, B) for number in (1, 2)]
     seeds = {t.seed_for(purpose) for t in (trial, *again) for purpose in ("init", "order", "prune")}
     assert len(seeds) == 15
-    assert [str(t) for t in (trial, again[1])] == ["B=4 S=0 point 3", "B=4 S=0 point 3 repeat 2"]
+    assert [str(t) for t in (trial, again[1])] == ["B=4 S=0 sample 3", "B=4 S=0 sample 3 repeat 2"]
 
 
 @pytest.mark.parametrize("order", ["authors", "per_trial"])

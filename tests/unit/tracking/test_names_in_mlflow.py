@@ -69,7 +69,7 @@ def stored(tmp_path):
 
 def test_optuna_shows_the_metric_the_status_and_the_curves(stored):
     _, study = stored
-    assert study.metric_names == ["steps to result"]
+    assert study.metric_names == ["K [steps]"]
     complete, outraced, diverged = study.trials
     assert [t.user_attrs["status"] for t in study.trials] == ["complete", "outraced", "infeasible"]
     assert len(complete.intermediate_values) == REPORTED_VALUES
