@@ -332,7 +332,7 @@ def _assumptions(made: Answer, costs: Costs) -> tuple[str, ...]:
                 "Steps are of single runs. Between seeds they differ by "
                 f"{100 * made.seed_spread:.0f} %, which the limits include."
             )
-        elif rate is None or rate.is_searched:
+        elif rate is not None and rate.is_searched and not law.uses_medians:
             lines.append("Steps are K, the least of several trials. One run usually needs more.")
     if "measured" in set(table["steps_known"]):
         lines.append("Without a law, the fastest row is partly the luckiest one.")

@@ -84,8 +84,6 @@ def _config(
     size = int(best["batch_size"])
     devices = int(best["devices"])
     parts = result.step_time.parts(size, devices)
-    while size % parts:
-        parts += 1  # otherwise the parts would have fewer examples together
     values = {**params, setup.workload.batch_size_key: size // parts}
     workload = with_values(setup.workload, values)
     trainer = _changed_trainer_arguments(setup.workload.trainer)

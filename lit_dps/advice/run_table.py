@@ -94,8 +94,11 @@ def read_runs(
         raise ConfigError(source, "empty", "a table with at least one run")
     notes: list[str] = []
     columns = _find_columns(table, source, names or {}, notes)
+    # A column of our name that the user replaced by another one.
+    unused = [name for name in columns if name in table and name not in columns.values()]
     # pandas' types are unions that no checker follows.
-    renamed: Any = table.rename(columns={theirs: ours for ours, theirs in columns.items()})
+    renamed: Any = table.drop(columns=unused)
+    renamed = renamed.rename(columns={theirs: ours for ours, theirs in columns.items()})
     renamed = renamed.reset_index(drop=True)
     if "batch_size" not in renamed:
         raise ConfigError(
@@ -114,7 +117,7 @@ def read_runs(
             notes.append(f"The goal {goal} is ignored: {source} has steps to a goal.")
         runs: Any = renamed
     else:
-        runs = _runs_of_curves(renamed, table, source, goal)
+        runs = _runs_of_curves(renamed, table, source, goal, notes)
     if "censored" not in runs:
         runs["censored"] = False
     _refuse_missing_values(runs, source)
@@ -137,7 +140,7 @@ def _find_columns(
     for ours, aliases in COLUMNS.items():
         if ours in columns:
             continue
-        if ours in table:
+        if ours in table and ours not in columns.values():
             columns[ours] = ours
             continue
         candidates = []
@@ -232,32 +235,36 @@ def _refuse_missing_values(runs: pd.DataFrame, source: str) -> None:
 
 def _refuse_repeated_runs(runs: pd.DataFrame, source: str) -> None:
     """Raise ConfigError for a run that occurs twice: intervals would be too narrow."""
-    if "seed" not in runs or "run" in runs:
+    if "seed" not in runs and "run" not in runs:
         return
-    keys = [column for column in RUN_KEYS if column in runs]
+    keys = [column for column in (*RUN_KEYS, "run") if column in runs]
     is_repeated = runs.duplicated(keys)
     if is_repeated.any():
         first = runs[is_repeated].iloc[0]
-        same = ", ".join(f"{key} {first[key]:g}" for key in keys if _is_number(first[key]))
+        same = ", ".join(f"{key} {_cell_text(first[key])}" for key in keys)
+        hint = "Give each run another name in a column run."
+        if "run" in runs:
+            hint += " If a row is a validation, choose its column with --columns step=NAME."
         raise ConfigError(
-            source,
-            f"a table with two runs of {same}",
-            "a table with each run once",
-            "Add a column run with a name for each run.",
+            source, f"a table with two runs of {same}", "a table with each run once", hint
         )
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float, np.number))
+def _cell_text(value: object) -> str:
+    return f"{value:g}" if isinstance(value, (float, np.floating)) else str(value)
 
 
 # ---- Loss curves ----
 
 
 def _runs_of_curves(
-    rows: Any, table: pd.DataFrame, source: str, goal: CurveGoal | None
+    rows: Any, table: pd.DataFrame, source: str, goal: CurveGoal | None, notes: list[str]
 ) -> pd.DataFrame:
-    """Return one row per run of a table with one row per validation."""
+    """Return one row per run of a table with one row per validation.
+
+    The step time of a run is the median over its rows. Its learning rate is the largest one,
+    because a schedule may change it.
+    """
     if "step" not in rows:
         raise ConfigError(
             f"steps of {source}",
@@ -277,21 +284,59 @@ def _runs_of_curves(
     keys = ["run"]
     if "run" not in rows:
         keys = [column for column in RUN_KEYS if column in rows]
+        _refuse_rates_of_schedules(rows, keys, source)
     runs = []
+    has_schedule = False
     for _, curve in rows.groupby(keys, dropna=False, sort=False):
         values = _metric_values(curve[goal.metric], source)
         is_logged = ~np.isnan(values) & ~np.isnan(curve["step"].to_numpy(float))
         if is_logged.any():
             logged: Any = curve[is_logged]
             _refuse_repeated_steps(logged, source)
-            first = logged.iloc[0].to_dict()
-            runs.append(first | _result_of_curve(logged, values[is_logged], goal))
+            _refuse_several_runs(logged, source)
+            settings = logged.iloc[0].to_dict()
+            if "step_seconds" in logged:
+                settings["step_seconds"] = logged["step_seconds"].median()
+            if "learning_rate" in logged:
+                settings["learning_rate"] = logged["learning_rate"].max()
+                has_schedule |= logged["learning_rate"].nunique() > 1
+            runs.append(settings | _result_of_curve(logged, values[is_logged], goal))
+    if has_schedule:
+        notes.append("Where learning_rate changes within a run, its largest value counts.")
     if not runs:
         raise ConfigError("goal.metric", goal.metric, "a column with values")
     result = pd.DataFrame(runs)
     if all(run["censored"] for run in runs):
         raise _no_run_meets(goal, rows[goal.metric], source)
     return result
+
+
+def _refuse_several_runs(curve: Any, source: str) -> None:
+    """Raise ConfigError for a curve with two batch sizes, seeds or numbers of devices."""
+    for column in ("batch_size", "seed", "devices"):
+        values = curve[column].dropna() if column in curve else ()
+        others = [row for row in range(len(values)) if values.iloc[row] != values.iloc[0]]
+        if others:
+            raise ConfigError(
+                _place(column, int(str(values.index[others[0]])), source),
+                _cell_text(values.iloc[others[0]]),
+                f"{_cell_text(values.iloc[0])}, as in the rows before of this run",
+                "Give each run another name in the column run.",
+            )
+
+
+def _refuse_rates_of_schedules(rows: Any, keys: list[str], source: str) -> None:
+    """Raise ConfigError if the learning rate differs in every row: it cannot name the runs."""
+    if "learning_rate" not in keys or rows.duplicated(keys).any():
+        return
+    others = [key for key in keys if key != "learning_rate"]
+    if rows.duplicated(others).any():
+        raise ConfigError(
+            f"learning_rate of {source}",
+            "another value in each row",
+            "one value for all rows of a run, or a column run",
+            "Add a column run with a name for each run.",
+        )
 
 
 def _metric_values(values: Any, source: str) -> np.ndarray:
@@ -335,8 +380,12 @@ def _no_run_meets(goal: CurveGoal, values: Any, source: str) -> ConfigError:
     """Return an error with the best value that a run reached."""
     numbers = np.asarray(pd.to_numeric(values, errors="coerce"), float)
     finite = numbers[np.isfinite(numbers)]
-    best = finite.max() if goal.at_least else finite.min()
     key = "goal.at_least" if goal.at_least else "goal.at_most"
+    if not finite.size:
+        raise ConfigError(
+            f"{goal.metric} of {source}", "infinite in every row", "a metric with finite values"
+        )
+    best = finite.max() if goal.at_least else finite.min()
     return ConfigError(
         key, goal.value, f"a value that a run meets; the best value in {source} is {best:g}"
     )

@@ -229,10 +229,17 @@ class StepTime:
     least_parts: int = 1
 
     def parts(self, batch_size: float, devices: int = 1) -> int:
-        """Return the number of parts in which each device accumulates a global batch."""
-        if self.largest is None:
-            return self.least_parts
-        return max(self.least_parts, math.ceil(batch_size / devices / self.largest))
+        """Return the number of parts in which each device accumulates a global batch.
+
+        A whole number of examples is divided into equal parts.
+        """
+        parts = self.least_parts
+        if self.largest is not None:
+            parts = max(parts, math.ceil(batch_size / devices / self.largest))
+        if float(batch_size).is_integer():
+            while parts < batch_size and batch_size % parts:
+                parts += 1
+        return parts
 
     def of_device(self, local_batch):
         """Return the seconds of one device for a local batch (number or array), no exchange."""

@@ -80,10 +80,15 @@ def _read(command: CommandLine, options: AdviseOptions) -> tuple[RunTable, Curve
         return _read_mlflow(command, source.removeprefix(MLFLOW), names)
     table = _read_file(source)
     goal = None
-    has_steps = "steps" in names or any(str(name) == "steps" for name in table.columns)
-    if not has_steps and command.section("goal"):
-        goal = _goal(command, list(map(str, table.columns)))
-    return read_runs(table, source, names, goal), goal
+    columns = list(map(str, table.columns))
+    is_of_steps = "steps" in names or ("steps" in columns and "steps" not in names.values())
+    has_goal = bool(command.section("goal"))
+    if has_goal and not is_of_steps:
+        goal = _goal(command, columns)
+    runs = read_runs(table, source, names, goal)
+    if has_goal and is_of_steps:
+        runs.notes.append(f"The section goal is ignored: {source} has steps to a goal.")
+    return runs, goal
 
 
 def _column_names(text: str | None) -> dict[str, str]:

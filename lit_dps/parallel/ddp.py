@@ -65,13 +65,13 @@ class ShardLoader:
     def __iter__(self) -> Iterator[Any]:
         self.examples_seen = 0
         self.counts = []
+        # Dropout draws differently on parts of different size. The order of the examples must not
+        # depend on it.
+        torch.set_rng_state(ranks.broadcast(torch.get_rng_state()))
         if self.shares is None:
             yield from self._evaluation_parts()
             return
         self.shares.clear()
-        # Dropout draws differently on parts of different size. The order of the examples must not
-        # depend on it.
-        torch.set_rng_state(ranks.broadcast(torch.get_rng_state()))
         yield from self._training_parts(self.shares)
 
     def _training_parts(self, shares: dict[int, float]) -> Iterator[Any]:
@@ -91,6 +91,8 @@ class ShardLoader:
     def _evaluation_parts(self) -> Iterator[Any]:
         for number, (batch, examples) in enumerate(counted(self.loader)):
             examples = require_divisible(batch, examples)
+            if number == 0:
+                _require_same_on_all_ranks(batch)
             part = ranks.shard(examples, turn=number)
             size = part.stop - part.start
             if size == 0:
@@ -126,8 +128,8 @@ def _require_same_on_all_ranks(batch: Any) -> None:
             sums.append(float(leaf.double().sum()))
     if len(set(ranks.all_gather(repr(sums)))) > 1:
         allowed = (
-            "omitted, unless the train dataloader is the same on all ranks. Its order "
-            "may depend only on torch's generator"
+            "omitted, unless each dataloader is the same on all ranks. Its order may depend only "
+            "on torch's generator"
         )
         raise ConfigError("trainer.strategy", "ddp", allowed)
 

@@ -17,10 +17,10 @@ class Shuffle(Pruner):
     """A control: each tensor keeps as many elements as under another method, at random places.
 
     It shows whether the places matter or only the counts by layer (Frankle et al. 2021, Section 5;
-    Su et al. 2020).
+    Su et al. 2020). If the other method begins with the weights of a file, this one does too.
 
     Args:
-        of: The other method, by name or class path.
+        of: The other method, by name or class path. Its mask must not change during training.
         options: Arguments of its constructor.
     """
 
@@ -30,9 +30,15 @@ class Shuffle(Pruner):
                 "pruning.options.of", of, "the method whose mask is permuted, such as snip"
             )
         self.of = pruner_of(of, options, "pruning.options.of")
+        if self.of.every is not None:
+            raise ConfigError("pruning.options.of", of, "a method whose mask does not change")
         self.passes = self.of.passes
+        self.batch_invariant = self.of.batch_invariant
         self.hits_count = self.of.hits_count
         self.counts = self.of.counts
+
+    def check_sparsity(self, sparsity: float) -> None:
+        self.of.check_sparsity(sparsity)
 
     def mask(self, network: Network, sparsity: float, generator: torch.Generator) -> Mask:
         mask = self.of.mask(network, sparsity, generator)
@@ -40,4 +46,4 @@ class Shuffle(Pruner):
         for name, keep in mask.items():
             order = torch.randperm(keep.numel(), generator=generator).to(keep.device)
             tensors[name] = keep.flatten()[order].view(keep.shape)
-        return Mask(tensors)
+        return Mask(tensors, weights=mask.weights)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch import LightningDataModule, Trainer
@@ -22,7 +22,7 @@ from lit_dps.core.trial_config import GoalConfig, PruningConfig, identity_of
 from lit_dps.data import ImageData
 from lit_dps.models import MLP, SimpleCNN
 from lit_dps.module import ImageClassifier
-from lit_dps.pruning import PRUNERS, FromFile, Pruner
+from lit_dps.pruning import PRUNERS, FromFile, Pruner, Shuffle
 from lit_dps.pruning.from_file import content_hash
 from lit_dps.readings.registry import resolve_readings
 from lit_dps.storage.schema import UNREAD
@@ -108,12 +108,21 @@ def _pruning_of(pruning: PruningConfig, study: StudyConfig) -> dict[str, Any]:
     """Return the identity of the section `pruning`, with the content of a file of masks."""
     identity = identity_of(pruning, _names_below("pruning.", study.axes))
     methods = study.axes.get("pruning.method", [pruning.method])
-    options = pruning.options or {}
-    kinds = [named_class("pruning.method", str(name), PRUNERS, Pruner) for name in methods]
-    if "path" in options and any(issubclass(kind, FromFile) for kind in kinds):
-        content = content_hash(str(options["path"]))
-        identity["options"] = {**options, "path": f"sha256:{content}"}
+    if pruning.options:
+        identity["options"] = _options_of(list(map(str, methods)), pruning.options)
     return identity
+
+
+def _options_of(methods: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of pruning methods, with the content of a file of masks."""
+    kinds = [named_class("pruning.method", name, PRUNERS, Pruner) for name in methods]
+    changed = dict(options)
+    if "path" in options and any(issubclass(kind, FromFile) for kind in kinds):
+        changed["path"] = f"sha256:{content_hash(str(options['path']))}"
+    of_other = options.get("options")
+    if any(issubclass(kind, Shuffle) for kind in kinds) and isinstance(of_other, Mapping):
+        changed["options"] = _options_of([str(options.get("of", "snip"))], of_other)
+    return changed
 
 
 def _specs(study: StudyConfig, workload: Workload) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import mlflow
@@ -68,8 +69,8 @@ def read_experiment(uri: str, name: str) -> LoggedExperiment:
 def table_of(experiment: LoggedExperiment, uri: str, metric: str) -> pd.DataFrame:
     """Return one row per run and value of a metric.
 
-    Columns: run; step; the metric; step_seconds, from the timestamps of the metric (missing if it
-    was logged at once); and the parameters of the runs by their names.
+    Columns: run; step; the metric, infinite where NaN was logged; step_seconds, from the timestamps
+    of the metric (missing if it was logged at once); and the parameters of the runs by their names.
     """
     rows: list[dict[str, Any]] = []
     with mlflow_errors(uri):
@@ -80,7 +81,9 @@ def table_of(experiment: LoggedExperiment, uri: str, metric: str) -> pd.DataFram
             by_step = {step: (timestamp, value) for step, timestamp, value in points}
             seconds = _step_seconds(by_step)
             for step, (_, value) in by_step.items():
-                values = {"run": run.info.run_id, "step": step, metric: value}
+                # A NaN in a table means that nothing was logged.
+                logged = math.inf if math.isnan(value) else value
+                values = {"run": run.info.run_id, "step": step, metric: logged}
                 rows.append({**run.data.params, "step_seconds": seconds, **values})
     return pd.DataFrame(rows)
 

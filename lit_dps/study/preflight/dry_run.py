@@ -16,7 +16,7 @@ from lit_dps.core.trial import SCHEDULE, WARM_UP, Trial
 from lit_dps.engines.eligible import standard_data
 from lit_dps.engines.trial_settings import TrialSettings
 from lit_dps.parallel.example_count import DIVISIBLE
-from lit_dps.pruning import FromFile
+from lit_dps.pruning import FromFile, Shuffle
 from lit_dps.pruning.from_file import WEIGHTS_KEY
 from lit_dps.readings.reading import KEY as READINGS_KEY
 from lit_dps.study.data_hashes import check_validation_data, fingerprint
@@ -220,7 +220,8 @@ def _loaded_weights_note(settings: TrialSettings, trials: Sequence[Trial]) -> li
     """Return a note if pruned networks begin with the weights of a file."""
     for trial in trials:
         pruner = settings.pruning_callback(trial).pruner
-        if trial.cell.sparsity and isinstance(pruner, FromFile) and pruner.weights:
+        file = pruner.of if isinstance(pruner, Shuffle) else pruner
+        if trial.cell.sparsity and isinstance(file, FromFile) and file.weights:
             return [
                 "all samples begin with the weights of the file of masks "
                 f"({WEIGHTS_KEY}) in pruned cells. K* and study.repeats then do not include the "

@@ -210,7 +210,7 @@ def _check_key(source: str, key: str) -> None:
             f"one of {', '.join(PRUNING_KEYS)}, {METHOD_OPTIONS}NAME of an argument of the method"
         )
         raise ConfigError(source, key, allowed)
-    if key == PATH_KEY:
+    if key in (PATH_KEY, f"{METHOD_OPTIONS}options.path"):  # the second one is of shuffle
         raise ConfigError(source, key, "another key: run a study for each file of masks")
     if key.startswith("trainer.") and (source != GRID or key not in TRAINER_KEYS):
         raise ConfigError(source, key, f"in study.grid one of {', '.join(TRAINER_KEYS)}")

@@ -35,6 +35,13 @@ def test_where_no_law_holds_a_step_takes_what_it_took_and_between_what_its_neigh
     )
 
 
+def test_whole_batches_are_accumulated_in_equal_parts():
+    law = StepTime(0.02, 3e-4, 1.0, 0.0, (16, 128), largest=128)
+    assert [law.parts(1024, devices) for devices in (1, 2, 3)] == [8, 4, 4]
+    assert law.parts(7 * 128 + 1) == 13  # 897 = 3 * 13 * 23 examples
+    assert law.parts(1e3 * math.sqrt(2)) == 12
+
+
 def test_a_line_is_found_as_a_line():
     model = fit_step_time([Timed(m, 0.02 + 3e-4 * m) for m in SIZES])
     assert (model.p, model.a, model.b) == (

@@ -171,6 +171,54 @@ def test_a_curve_that_ends_infinite_has_diverged():
     assert math.isnan(runs["steps"].iloc[1]) and runs["censored"].iloc[1]
 
 
+def test_a_run_has_its_largest_rate_and_its_median_step_time():
+    rows = []
+    for name, b in (("a", 8), ("b", 16)):
+        for step, rate, seconds in (
+            (10, 0.1, 0.5),
+            (20, 0.3, 0.02),
+            (30, 0.2, None),
+            (40, 0, 0.03),
+        ):
+            row = {"run": name, "batch_size": b, "step": step, "lr": rate or None}
+            rows.append({**row, "step_seconds": seconds, "val_loss": 1 / step})
+    table = read_runs(pd.DataFrame(rows), goal=CurveGoal("val_loss", 0.04))
+    assert list(table.runs["learning_rate"]) == [0.3, 0.3]
+    assert list(table.runs["step_seconds"]) == [0.03, 0.03]
+    assert list(table.runs["steps"]) == [30, 30]
+    assert any("largest value" in note for note in table.notes)
+
+
+@pytest.mark.parametrize("column", ["batch_size", "seed", "devices"])
+def test_two_runs_of_one_name_are_no_curve(column):
+    curve = {"run": "resnet", "batch_size": 8, "seed": 1, "devices": 1}
+    first = {**curve, "step": 10, "val_loss": 0.5}
+    second = {**curve, column: 2, "step": 15, "val_loss": 0.1}
+    with refuses(f"{column} in line 3 of runs", "2"):
+        read_runs(pd.DataFrame([first, second]), goal=CurveGoal("val_loss", 0.3))
+
+
+def test_a_rate_that_differs_in_each_row_names_no_runs():
+    rows = []
+    for b in (8, 16):
+        for step in (1, 2, 3):
+            rows.append({"batch_size": b, "step": step, "lr": 1 / step, "val_loss": 1 / step})
+    goal = CurveGoal("val_loss", 0.4)
+    with refuses("learning_rate of runs"):
+        read_runs(pd.DataFrame(rows), goal=goal)
+    named = pd.DataFrame(rows).assign(run=lambda table: table["batch_size"])
+    assert list(read_runs(named, goal=goal).runs["steps"]) == [3, 3]
+
+
+def test_a_chosen_column_replaces_one_of_our_name():
+    table = law_runs(global_batch=[8 * b for b in SIZES])
+    runs = read_runs(table, names={"batch_size": "global_batch"}).runs
+    assert list(runs["batch_size"]) == [8 * b for b in SIZES]
+    curves = pd.DataFrame({"run": [1, 1], "batch_size": [8, 8], "steps": [10, 20], "loss": [1, 0]})
+    runs = read_runs(curves, names={"step": "steps"}, goal=CurveGoal("loss", 0.5)).runs
+    assert list(runs["steps"]) == [20]
+
+
 # ---- Step times ----
 
 
@@ -277,6 +325,13 @@ def test_missing_columns_and_repeated_runs_are_refused():
     with refuses("runs"):
         read_runs(twice)
     assert len(read_runs(twice.assign(run=["a", "b"])).runs) == 2
+    curve = pd.DataFrame({"run": ["a", "a"], "batch_size": [8, 8], "steps": [100, 200]})
+    assert len(read_runs(curve.assign(seed=[1, 2])).runs) == 2
+    with refuses("runs"):
+        read_runs(curve.assign(batch_size=[8, 8]).assign(run="a"))
+    infinite = pd.DataFrame({"batch_size": [8], "step": [1], "val_loss": [math.inf]})
+    with refuses("val_loss of runs"):
+        read_runs(infinite, goal=CurveGoal("val_loss", 0.7))
     curves = pd.DataFrame({"batch_size": [8, 8], "step": [1, 1], "val_loss": [1.0, 0.5]})
     with refuses("step in line 3 of runs"):
         read_runs(curves, goal=CurveGoal("val_loss", 0.7))
@@ -347,6 +402,12 @@ def test_the_runs_of_an_mlflow_experiment(tmp_path, monkeypatch, capsys):
             client.log_metric(run.info.run_id, "val_loss", loss, int(1000 * seconds), int(step))
         client.set_terminated(run.info.run_id)
     client.set_terminated(client.create_run(experiment).info.run_id, "FAILED")
+    diverged = client.create_run(experiment).info.run_id
+    client.log_param(diverged, "data/batch_size", 128)
+    client.log_param(diverged, "lr", 0.5)
+    client.log_param(diverged, "trainer/steps", 7 * 128)
+    for step, loss in ((0, 2.0), (1000, math.nan)):
+        client.log_metric(diverged, "val_loss", loss, int(22.8 * step), step)
     words = ["advise", "--runs", "mlflow:theirs", "--storage.mlflow", uri, "--json"]
     assert main(words) == 2
     assert refusals_in(capsys.readouterr().err) == [("goal.at_most", "null")]
@@ -355,7 +416,7 @@ def test_the_runs_of_an_mlflow_experiment(tmp_path, monkeypatch, capsys):
     document = json.loads(captured.out)
     for row in document["measured"]:
         assert row["steps"] == pytest.approx(C1 / row["batch_size"] + C2, rel=0.06)
-        assert row["learning_rate"] == 0.1
+        assert row["learning_rate"] == 0.1 and row["bound"] == "exact"
     assert document["recommendation"]["batch_size"] == 128
     assert document["recommendation"]["step_seconds"] == pytest.approx(0.0228, rel=0.05)
     assert "1 failed runs are left out" in captured.err

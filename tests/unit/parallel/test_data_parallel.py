@@ -269,10 +269,28 @@ def other_orders() -> None:
     fit(Plain(), loader(shuffle=True, generator=generator), max_steps=2, **trainer_arguments(QUIET))
 
 
-def test_loaders_that_differ_between_ranks_are_refused():
-    for error in on_ranks(2, other_orders):
+def other_validation_orders() -> None:
+    generator = torch.Generator().manual_seed(ranks.rank())
+    list(ShardLoader(loader(shuffle=True, generator=generator)))
+
+
+@pytest.mark.parametrize("iterate", [other_orders, other_validation_orders])
+def test_loaders_that_differ_between_ranks_are_refused(iterate):
+    for error in on_ranks(2, iterate):
         assert isinstance(error, ConfigError)
         assert error.key is not None and "ranks" in error.allowed
+
+
+def validated_after_dropout() -> list[float]:
+    torch.rand(ranks.rank())  # dropout draws a number for each example of a rank
+    parts = [batch[1] for batch in ShardLoader(loader(shuffle=True))]
+    every_rank = ranks.all_gather(torch.cat(parts).flatten().tolist())
+    return sorted(value for of_rank in every_rank for value in of_rank)
+
+
+def test_a_shuffled_validation_split_is_counted_once_on_ranks():
+    whole = torch.cat([batch[1] for batch in loader()]).flatten()
+    assert same_on_ranks(2, validated_after_dropout) == sorted(whole.tolist())
 
 
 def test_a_part_is_cut_out_of_every_tensor_of_a_batch(monkeypatch):

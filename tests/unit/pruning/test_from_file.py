@@ -192,3 +192,40 @@ def test_the_content_of_the_file_is_the_identity_and_not_its_path(method, checkp
     assert study(copied, [0.8], method).identity(data) == identity
     torch.save({name: keep.flip(0) for name, keep in expected.items()}, copied)
     assert study(copied, [0.8], method).identity(data) != identity
+
+
+def test_a_shuffled_mask_of_a_file_has_its_weights_and_its_content_is_the_identity(
+    checkpoint, tmp_path
+):
+    path, expected, module = checkpoint
+    copied = tmp_path / "copy.ckpt"
+    copied.write_bytes(path.read_bytes())
+
+    def shuffled(file):
+        return {"of": "from_file", "options": {"path": str(file), "weights": True}}
+
+    torch.manual_seed(1)
+    other = ImageClassifier(MLP(hidden=[8]), optimizer="momentum", learning_rate=1e-12)
+    pruning = PruningCallback(0.8, "shuffle", options=shuffled(path))
+    tiny.fit(other, datamodule=Digits(batch_size=16), callbacks=[pruning], max_steps=1)
+    assert pruning.mask.kept() == expected.kept()
+    state = module.state_dict()
+    for name, keep in pruning.mask.items():
+        torch.testing.assert_close(other.get_parameter(name), state[name] * keep)
+
+    data = Digits(batch_size=16)
+    data.prepare_data()
+    data.setup("fit")
+    identities = []
+    for file in (path, copied):
+        setup = study(file, [0.8])
+        pruning_config = dataclasses.replace(
+            setup.pruning, method="shuffle", options=shuffled(file)
+        )
+        identities.append(dataclasses.replace(setup, pruning=pruning_config).identity(data))
+    assert identities[0] == identities[1]
+    torch.save({name: keep.flip(0) for name, keep in expected.items()}, copied)
+    setup = dataclasses.replace(
+        setup, pruning=dataclasses.replace(pruning_config, options=shuffled(copied))
+    )
+    assert setup.identity(data) != identities[0]

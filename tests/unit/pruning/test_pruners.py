@@ -53,6 +53,7 @@ def test_nothing_of_the_network_and_no_global_generator_is_moved(method):
         ("shuffle", {"of": "snipp"}, "pruning.options.of", "snipp"),
         ("shuffle", {"of": None}, "pruning.options.of", None),
         ("shuffle", {"of": "shuffle"}, "pruning.options.of", "shuffle"),
+        ("shuffle", {"of": "rigl"}, "pruning.options.of", "rigl"),
         ("snipp", {}, "pruning.method", "snipp"),
     ],
 )
