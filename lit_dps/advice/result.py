@@ -15,7 +15,7 @@ import pandas as pd
 from lit_dps.advice.answer import HOUR, Answer
 from lit_dps.advice.branch_law import Branched
 from lit_dps.advice.next_probe import NextRun
-from lit_dps.advice.text import MARKS, is_same_row, render
+from lit_dps.advice.text import MARKS, is_same_row, render, width_at, wrapped
 from lit_dps.analysis.intervals import Interval, estimate
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.observations import AT_LEAST, AT_MOST
@@ -90,21 +90,27 @@ class Advice:
     @property
     def text(self) -> str:
         """The answer as text, with its notes."""
+        return self.text_at(None)
+
+    def text_at(self, terminal: int | None) -> str:
+        """Return the answer as text for a terminal of some columns; None for a file."""
         if self.full_text is not None:
             return self.full_text
+        width = width_at(terminal)
         goal = "" if self.goal is None else f": {self.goal}"
         lines = [f"advice on {self.name}{goal}", ""]
         if isinstance(self.law, Law):
-            lines.append(self.law.line())
+            lines += wrapped([self.law.line()], width=width)
         if self.answer is None:
             lines += ["", *_steps_text(self.steps)]
         else:
-            lines += [self.answer.step_time.describe(), "", render(self.answer).rstrip("\n")]
+            lines += [*wrapped([self.answer.step_time.describe()], width=width), ""]
+            lines += render(self.answer, terminal=terminal).splitlines()
         lines.append("")
         # With a recommendation, the answer has this sentence.
         if self.next_run is not None and self.best is None:
-            lines.append(self.next_run.describe())
-        lines += [f"note: {note}" for note in self.notes]
+            lines += wrapped([self.next_run.describe()], width=width)
+        lines += wrapped((f"note: {note}" for note in self.notes), width=width)
         return "\n".join(lines) + "\n"
 
     def __str__(self) -> str:

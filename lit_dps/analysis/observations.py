@@ -447,6 +447,6 @@ def note_on_boundaries(observations: Sequence[Observation]) -> str | None:
         return None
     different = "; ".join(dict.fromkeys(boundaries))
     return (
-        f"the best metaparameters are at the end of their range at B = {listed_numbers(sizes)} "
-        f"({different}); widen the range, because K may be smaller beyond it"
+        f"The best metaparameters are at an end of their range at B = {listed_numbers(sizes)} "
+        f"({different}). Widen the range: K may be smaller beyond it."
     )

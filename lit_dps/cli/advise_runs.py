@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,6 +19,7 @@ from lit_dps.cli.json_output import Outcome, with_document
 from lit_dps.cli.key_checks import check_kinds, check_names, check_options
 from lit_dps.cli.options import AdviseOptions, add_options, option_of
 from lit_dps.core.errors import ConfigError, UserError
+from lit_dps.core.text import terminal_width
 
 MLFLOW = "mlflow:"
 SEPARATORS = (",", ";", "\t")
@@ -45,7 +47,10 @@ def main(command: CommandLine) -> Outcome:
         name=str(options.runs),
         goal=None if goal is None else str(goal),
     )
-    print(advice.text, end="", flush=True)
+    columns = None
+    if sys.stdout.isatty():
+        columns = terminal_width()
+    print(advice.text_at(columns), end="", flush=True)
     return Outcome(advice.exit_code, advice.to_dict)
 
 

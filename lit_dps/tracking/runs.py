@@ -102,10 +102,10 @@ class LoggedAttempt:
 
 
 def run_name(trial: Trial) -> str:
-    """Return the name of a trial's run; the point comes first, because lists cut names short."""
+    """Return the name of a trial's run; the sample comes first, because lists cut names short."""
     if trial.repeat:
-        return f"point {trial.point} repeat {trial.repeat} | {trial.cell}"
-    return f"point {trial.point} | {trial.cell}"
+        return f"sample {trial.point} repeat {trial.repeat} | {trial.cell}"
+    return f"sample {trial.point} | {trial.cell}"
 
 
 def trial_tags(result: TrialResult) -> dict[str, str]:

@@ -67,7 +67,13 @@ def _dry_run(setup: StudySetup, settings: TrialSettings) -> tuple[LightningDataM
     notes += _schedule_notes(setup, settings, trials[0])
     for trial in trials_with_each_value(setup, ["data"]):
         notes += check_validation_data(setup, trial)
-    notes += _equal_weights_note(settings, of_model)
+    equal = _trials_with_equal_weights(settings, of_model)
+    for trial in equal:
+        # Loaded weights may meet the goal before they are pruned.
+        least_pruned = with_cell(trial, sparsity=min(setup.study.sparsities))
+        if least_pruned.cell.sparsity < trial.cell.sparsity:
+            _refuse_goal_met_untrained(run_short(settings, least_pruned))
+    notes += _equal_weights_note(settings, equal, of_model)
     notes += _loaded_weights_note(settings, trials_with_each_value(setup, ["pruning"]))
     with deterministic_kernels() if setup.on_gpu else nullcontext():
         for trial in trials_with_each_value(setup):
@@ -192,8 +198,8 @@ def _hash_of_weights(trainer: Trainer, module: LightningModule, batch: Any) -> s
     return fingerprint(weights)
 
 
-def _equal_weights_note(settings: TrialSettings, trials: Sequence[Trial]) -> list[str]:
-    """Return a note if two points of the search begin with equal weights, with the values."""
+def _trials_with_equal_weights(settings: TrialSettings, trials: Sequence[Trial]) -> list[Trial]:
+    """Return the trials whose module has equal weights at two points of the search."""
     equal = []
     for trial in trials:
         hashes = []
@@ -203,6 +209,13 @@ def _equal_weights_note(settings: TrialSettings, trials: Sequence[Trial]) -> lis
                 hashes.append(read_first_batch(settings, start, _hash_of_weights))
         if len(hashes) == 2 and hashes[0] and hashes[0] == hashes[1]:
             equal.append(trial)
+    return equal
+
+
+def _equal_weights_note(
+    settings: TrialSettings, equal: Sequence[Trial], trials: Sequence[Trial]
+) -> list[str]:
+    """Return a note if samples begin with equal weights, with the values of these trials."""
     if not equal:
         return []
     where = ""
@@ -264,22 +277,25 @@ def _check_batches_grow(settings: TrialSettings, short: ShortTrial, last: ShortT
 
 
 def _refuse_goal_met_untrained(short: ShortTrial) -> None:
-    """Raise ConfigError if the untrained network meets the goal."""
+    """Raise ConfigError if the network of a trial meets the goal before its first step."""
     goal, monitor = short.goal.goal, short.goal.monitor
     untrained = short.epochs.untrained
     if untrained is None or not goal.is_reached(untrained[monitor]):
         return
     key = "goal.at_most"
-    side, hint = "below", "; of a metric that is to be maximised set goal.at_least"
+    side = "below"
     if goal.at_least:
-        key, side, hint = "goal.at_least", "above", ""
+        key = "goal.at_least"
+        side = "above"
     elif str(goal).startswith("goal error"):
         key = "goal.error"
-    raise ConfigError(
-        key,
-        goal.value,
-        f"{side} {untrained[monitor]:.4g}, the {monitor} of the untrained network{hint}",
+    allowed = (
+        f"{side} {untrained[monitor]:.4g}, the {monitor} of the untrained network "
+        f"({short.attempt.trial.cell})"
     )
+    if not goal.at_least:
+        allowed += f". If {monitor} is better when it is larger, set goal.at_least"
+    raise ConfigError(key, goal.value, allowed)
 
 
 def _shape_of_rates(trainer: Trainer, module: LightningModule, batch: object) -> dict[str, float]:

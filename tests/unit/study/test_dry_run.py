@@ -137,6 +137,15 @@ def test_weights_that_are_equal_at_all_points_are_noted(model):
     assert "weights" in note
 
 
+def test_loaded_weights_that_meet_the_goal_only_without_pruning_are_refused():
+    both = setup("dry_runs.LogsPrunedShare", sparsities=[0.0, 0.8])
+    with pytest.raises(ConfigError) as refused:
+        dry_run(both)
+    assert (refused.value.key, refused.value.value) == ("goal.error", 0.05)
+    assert "S=0" in str(refused.value)
+    dry_run(setup("dry_runs.LogsPrunedShare", sparsities=[0.8]))
+
+
 def test_weights_that_setup_draws_are_not_equal():
     assert dry_run(setup("dry_runs.DrawsInSetup"))[1] == []
 

@@ -206,7 +206,7 @@ def test_mlflow_holds_description_constants_and_views(study, tmp_path):
     found = client.search_runs([tracker.experiment_id], cells["searchFilter"])
     assert len(found) == 6 and "metrics.`K_star`" in cells["selectedColumns"]
     first = client.search_runs([tracker.experiment_id], "tags.`lit_dps.kind` = 'trial'")[0]
-    assert first.info.run_name.startswith(f"point {first.data.params['point']} | B=")
+    assert first.info.run_name.startswith(f"sample {first.data.params['point']} | B=")
 
     ended = {
         each.info.run_id: each.info.end_time for each in client.search_runs([tracker.experiment_id])

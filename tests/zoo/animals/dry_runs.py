@@ -231,6 +231,14 @@ class Pretrained(Net):
             torch.nn.init.uniform_(parameter.data, -0.3, 0.3, generator=generator)
 
 
+class LogsPrunedShare(Pretrained):
+    """Begins with the same weights; its error is the share of weights that are zero."""
+
+    def validation_step(self, batch, batch_idx):
+        weights = torch.cat([parameter.flatten() for parameter in self.parameters()])
+        self.log("val_error", (weights == 0).float().mean())
+
+
 class WithFault(SavedCounter):
     """Has one of two faults at one value of its argument: "pretrained" or "forgetful"."""
 
