@@ -61,6 +61,7 @@ def _dry_run(setup: StudySetup, settings: TrialSettings) -> tuple[LightningDataM
         short = _run_smallest(settings, trial)
         notes += short.notes
         notes += repeated_metrics(short, setup)
+        _refuse_goal_met_untrained(trial, short)
         _check_short_trial(setup, short)
         notes += _compare_with_largest(setup, settings, trial, short)
     notes += check_parts(settings, trials[0], setup)
@@ -72,7 +73,7 @@ def _dry_run(setup: StudySetup, settings: TrialSettings) -> tuple[LightningDataM
         # Loaded weights may meet the goal before they are pruned.
         least_pruned = with_cell(trial, sparsity=min(setup.study.sparsities))
         if least_pruned.cell.sparsity < trial.cell.sparsity:
-            _refuse_goal_met_untrained(run_short(settings, least_pruned))
+            _refuse_goal_met_untrained(least_pruned, run_short(settings, least_pruned))
     notes += _equal_weights_note(settings, equal, of_model)
     notes += _loaded_weights_note(settings, trials_with_each_value(setup, ["pruning"]))
     with deterministic_kernels() if setup.on_gpu else nullcontext():
@@ -117,8 +118,7 @@ def _run_smallest(settings: TrialSettings, trial: Trial) -> ShortTrial:
 
 
 def _check_short_trial(setup: StudySetup, short: ShortTrial) -> None:
-    """Raise ConfigError if a study cannot use the goal or the data of a short trial."""
-    _refuse_goal_met_untrained(short)
+    """Raise ConfigError if a study cannot use the readings or the data of a short trial."""
     taken = sorted({*short.attempt.read_columns} & columns_of_tables(setup))
     if taken:
         raise ConfigError(READINGS_KEY, taken[0], "names that are no columns of a study's tables")
@@ -276,7 +276,7 @@ def _check_batches_grow(settings: TrialSettings, short: ShortTrial, last: ShortT
     )
 
 
-def _refuse_goal_met_untrained(short: ShortTrial) -> None:
+def _refuse_goal_met_untrained(trial: Trial, short: ShortTrial) -> None:
     """Raise ConfigError if the network of a trial meets the goal before its first step."""
     goal, monitor = short.goal.goal, short.goal.monitor
     untrained = short.epochs.untrained
@@ -290,8 +290,7 @@ def _refuse_goal_met_untrained(short: ShortTrial) -> None:
     elif str(goal).startswith("goal error"):
         key = "goal.error"
     allowed = (
-        f"{side} {untrained[monitor]:.4g}, the {monitor} of the untrained network "
-        f"({short.attempt.trial.cell})"
+        f"{side} {untrained[monitor]:.4g}, the {monitor} of the untrained network ({trial.cell})"
     )
     if not goal.at_least:
         allowed += f". If {monitor} is better when it is larger, set goal.at_least"
