@@ -24,8 +24,8 @@ class ImageClassifier(LightningModule):
     Args:
         network: Maps images to logits, shape (batch, classes); any `nn.Module`, by class path.
         optimizer: Name of an update rule of `lit_dps.optim.RULES`, "sgd", "momentum", "nesterov",
-            "adam", "adamw", "lion", "muon", "shampoo", "soap", "schedule_free_sgd" or
-            "schedule_free_adamw", or the class path of another `lit_dps.optim.Rule`.
+            "adam", "adamw", "lion", "muon", "soap", "schedule_free_sgd" or "schedule_free_adamw",
+            or the class path of another `lit_dps.optim.Rule`.
         learning_rate: Initial learning rate, above 0.
         momentum: Momentum in [0, 1), of momentum, nesterov, muon and schedule_free_sgd.
         schedule: "constant", "linear", "cosine" or "wsd" (warm-up, stable, decay); see
@@ -36,8 +36,8 @@ class ImageClassifier(LightningModule):
             The authors of Lion take 0.9 and 0.99, the authors of SOAP 0.95 and 0.95. Of
             schedule_free_adamw, beta1 is the share of x in the weights y.
         epsilon: Added by adam, adamw, soap, schedule_free_adamw and muon's AdamW to the root of the
-            second average, and by shampoo to its eigenvalues, above 0.
-        weight_decay: Weight decay of adamw, lion, muon, shampoo, soap and the schedule_free rules,
+            second average, above 0.
+        weight_decay: Weight decay of adamw, lion, muon, soap and the schedule_free rules,
             and of adam, which adds it to the gradient; 0 or more.
         label_smoothing: Share of a label that is spread evenly over all classes, in [0, 1)
             (Szegedy et al. 2016, Section 7; Shallue et al. 2019 search 0, 0.01 and 0.1). It changes

@@ -80,13 +80,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest tests first: begun last, they would leave the other cores idle at the end."""
     for item in items:
-        # Shampoo takes seconds for its eigenvectors. Its own tests check that it conforms.
-        parameters = item.name.partition("[")[2]
-        is_shampoo = "shampoo" in parameters and "test_shampoo.py" not in item.nodeid
-        # SOAP has the same decompositions; tests of delays compare the loops with it.
-        has_soap = "soap" in parameters
-        is_soap = has_soap and not any(name in item.nodeid for name in TESTS_OF_SOAP)
-        if is_shampoo or is_soap:
+        # SOAP takes seconds for its eigenvectors. Its own tests check that it conforms; tests of
+        # delays compare the loops with it.
+        has_soap = "soap" in item.name.partition("[")[2]
+        if has_soap and not any(name in item.nodeid for name in TESTS_OF_SOAP):
             item.add_marker(pytest.mark.long)
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 

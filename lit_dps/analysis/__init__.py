@@ -15,7 +15,7 @@ How trials become a number, in the order of reading:
 used. The other modules can be read alone: `rates`, `rate_rules` and
 `adam_rules` (learning rates), `ramps` (batches that grow), `theory` and
 `term_comparisons`, `budgets`, `sparse_ratios`, `best_of_n`, `delay`, `local_sgd`, `layers`,
-`scale_up` (K at a larger size), `horizon`, `training_curves`, `gradient_noise`, `other_goals`.
+`scale_up` (K at a larger size), `fixed_data`, `training_curves`, `gradient_noise`, `other_goals`.
 `tables` and `intervals` are tools.
 
 This room imports `lit_dps.core` only; `lit_dps.report` prints and draws its results. The names
@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from lit_dps.analysis.analysis import Analysis as Analysis
     from lit_dps.analysis.critical import DEFINITIONS as DEFINITIONS
-    from lit_dps.analysis.horizon import fixed_data_losses as fixed_data_losses
-    from lit_dps.analysis.horizon import matched_steps as matched_steps
+    from lit_dps.analysis.fixed_data import fixed_data_losses as fixed_data_losses
     from lit_dps.analysis.intervals import PERCENTILES as PERCENTILES
     from lit_dps.analysis.intervals import REPLICATES as REPLICATES
     from lit_dps.analysis.intervals import Interval as Interval
@@ -60,8 +59,7 @@ _PUBLIC = {
     "Analysis": "analysis",
     "DEFINITIONS": "critical",
     "MAX_MISFIT": "law_verdict",
-    "fixed_data_losses": "horizon",
-    "matched_steps": "horizon",
+    "fixed_data_losses": "fixed_data",
     "PERCENTILES": "intervals",
     "REPLICATES": "intervals",
     "Interval": "intervals",

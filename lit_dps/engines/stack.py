@@ -262,7 +262,7 @@ class StackedNetworks(NetworkRows):
         mask_by_name = self._layout.split(mask)
         for key, layout in self._rule_update.state.items():
             for name, tensor in layout.split(self.tensors.state[key][row]).items():
-                # As in `mask_optimizer_state`, a matrix of Shampoo has no pruned elements.
+                # As in `mask_optimizer_state`, a matrix of SOAP has no pruned elements.
                 of_parameter = mask_by_name[name]
                 if key in self._rule_update.rule.elementwise_state(of_parameter.ndim):
                     tensor *= of_parameter

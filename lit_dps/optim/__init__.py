@@ -16,12 +16,11 @@ from lit_dps.optim.rule import Rule, RuleOptimizer, State
 from lit_dps.optim.schedule import RateSchedule, Schedule
 from lit_dps.optim.schedule_free import SCHEDULE_FREE_ADAMW, SCHEDULE_FREE_SGD
 from lit_dps.optim.sgd import MOMENTUM, NESTEROV, SGD, WITH_DECAY
-from lit_dps.optim.shampoo import SHAMPOO
 from lit_dps.optim.soap import SOAP
 from lit_dps.optim.stacked_update import FlatLayout, StackedUpdate
 
 _NAMED = (
-    *(SGD, MOMENTUM, NESTEROV, ADAM, ADAMW, LION, MUON, SHAMPOO, SOAP),
+    *(SGD, MOMENTUM, NESTEROV, ADAM, ADAMW, LION, MUON, SOAP),
     *(SCHEDULE_FREE_SGD, SCHEDULE_FREE_ADAMW),
 )
 # None of these rules moves a weight of zero whose gradient and state are zero.

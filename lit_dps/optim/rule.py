@@ -129,7 +129,7 @@ class Rule:
     def elementwise_state(self, dimensions: int) -> set[str]:
         """Return the names of the state whose elements belong to single weights.
 
-        The matrices of Shampoo do not, although they have the shape of a square layer.
+        The matrices of SOAP do not, although they have the shape of a square layer.
 
         Args:
             dimensions: Dimensions of the parameter.

@@ -147,7 +147,7 @@ def mask_optimizer_state(
     """Set the state of pruned weights to zero in an optimizer, such as their momentum.
 
     A weight that grows again begins without momentum, as in RigL. State that belongs to no single
-    weight stays, such as the matrices of Shampoo.
+    weight stays, such as the matrices of SOAP.
 
     Args:
         optimizer: The optimizer. If it has a method `elementwise_state`, only that state is set.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.horizon import FixedData, fixed_data_losses
+from lit_dps.analysis.fixed_data import FixedData, fixed_data_losses
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.core.errors import ConfigError

@@ -20,7 +20,7 @@ from tests.unit.engines.test_stack_rows import EXAMPLES, GOAL, trials, workload
 
 RULES_OF_PAGE = {"my_rule": "SIGN", "my_lars": "LARS"}
 NAMED_RULES = (
-    *("lion", "muon", "shampoo", "soap"),
+    *("lion", "muon", "soap"),
     *("schedule_free_sgd", "schedule_free_adamw"),
 )
 
@@ -64,7 +64,6 @@ def asked(rule):
     rates = {
         "lars": [0.3, 0.1, 0.2],
         "muon": [0.02, 0.01, 0.005],
-        "shampoo": [0.1, 0.05, 0.02],
         "soap": [0.01, 0.005, 0.003],
         "schedule_free_sgd": [0.5, 0.3, 0.2],
         "schedule_free_adamw": [0.01, 0.005, 0.003],

@@ -78,7 +78,7 @@ def test_with_late_gradients_it_trains_alone(monkeypatch, delay, stacked):
 
 
 @pytest.mark.parametrize(
-    "name", [f"{__name__}.NOISY", "lion", "muon", "shampoo", "soap", "schedule_free_adamw"]
+    "name", [f"{__name__}.NOISY", "lion", "muon", "soap", "schedule_free_adamw"]
 )
 @pytest.mark.parametrize(
     "options", [{}, {"size": 2}, {"lean": False}], ids=["one", "stack", "Lightning"]

@@ -1,11 +1,4 @@
-"""Steps and losses of runs whose schedule or data end at a chosen step.
-
-`matched_steps` is for schedules that decay, such as cosine and WSD. K is the length of the shortest
-run that meets the goal at its end. A longer run crosses the goal at another step, because its rate
-has not decayed by then.
-
-`fixed_data_losses` is for a fixed amount of data: which batch size costs how much loss.
-"""
+"""Which batch size costs how much loss, if the number of examples is fixed: `fixed_data_losses`."""
 
 from __future__ import annotations
 
@@ -15,16 +8,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import isotonic_regression
 
 from lit_dps.analysis.intervals import NORMAL_95, Interval, percentile_interval, resampling_rng
-from lit_dps.analysis.observations import AT_LEAST, AT_MOST, Observation
 from lit_dps.analysis.tables import numbers
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.text import number_text
 
-# K is interpolated between two horizons only if their ratio is at most this.
-MAX_BRACKET = 4.0
 # The loss is fitted as a quadratic in log examples, from examples / WINDOW to examples.
 WINDOW = 8.0
 COEFFICIENTS = 3
@@ -32,71 +21,6 @@ MIN_POINTS = 6
 # For batch sizes below B0, the curve is extrapolated to at most this multiple of the examples.
 MAX_BEYOND = 2.0
 DRAWS = 4000
-
-
-# ---- A schedule that ends at the goal ----
-
-
-def matched_steps(runs: pd.DataFrame, goal: float) -> list[Observation]:
-    """Return K of each batch size: the shortest horizon whose run meets the goal at its end.
-
-    The median loss of each horizon is made monotone (isotonic regression of the log loss), and log
-    K is interpolated between the last horizon that misses the goal and the first that meets it.
-    The distance of the two is the resolution of the observation. `fit_law` takes the result.
-
-    Args:
-        runs: A row per run: batch_size [examples], horizon [optimizer steps until the schedule
-            ends], loss [at the end; empty if it diverged]. Several seeds have a row each.
-        goal: The goal is met by a loss of at most this.
-
-    Returns:
-        An observation per batch size. It is an upper bound if every horizon meets the goal. It is a
-        lower bound if no horizon meets the goal, or if the ratio of the two horizons exceeds
-        `MAX_BRACKET`.
-
-    Raises:
-        ConfigError: for columns that are missing, and numbers that are not positive.
-    """
-    _check_columns(runs, ("batch_size", "horizon", "loss"))
-    if not 0 < goal < math.inf:
-        raise ConfigError("goal", goal, "a finite loss above 0")
-    batch = numbers(runs["batch_size"])
-    loss = numbers(runs["loss"])
-    losses = pd.Series(np.where(np.isfinite(loss), loss, math.inf))
-    observations = []
-    for batch_size in np.unique(batch):
-        of_size = batch == batch_size
-        medians = losses.loc[of_size].groupby(numbers(runs["horizon"])[of_size]).median()
-        horizons = numbers(medians.index)
-        observations.append(_matched(float(batch_size), horizons, numbers(medians), goal))
-    return observations
-
-
-def _matched(
-    batch_size: float, horizons: np.ndarray, losses: np.ndarray, goal: float
-) -> Observation:
-    """Return K of one batch size from the losses (n,) of horizons (n,), ascending."""
-    finite = np.isfinite(losses)
-    log_losses = np.log(np.where(finite, losses, 1.0))
-    # A run that diverged misses the goal by far.
-    log_losses[~finite] = max(log_losses.max(), math.log(goal)) + 1
-    smooth = isotonic_regression(log_losses, increasing=False).x
-    meets = smooth <= math.log(goal) + 1e-12
-    if meets.all():
-        return Observation(batch_size, float(horizons[0]), bound=AT_MOST)
-    if not meets.any():
-        return Observation(batch_size, float(horizons[-1]), bound=AT_LEAST)
-    after = int(meets.argmax())
-    low = float(horizons[after - 1])
-    high = float(horizons[after])
-    if high > MAX_BRACKET * low:
-        return Observation(batch_size, low, bound=AT_LEAST)
-    share = (smooth[after - 1] - math.log(goal)) / (smooth[after - 1] - smooth[after])
-    steps = low * (high / low) ** float(share)
-    return Observation(batch_size, steps, resolution=high - low)
-
-
-# ---- A fixed amount of data ----
 
 
 @dataclass(frozen=True)

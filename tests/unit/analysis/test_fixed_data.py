@@ -1,4 +1,4 @@
-"""K of schedules that end at the goal, and the loss of a batch size for a fixed amount of data."""
+"""The loss of a batch size for a fixed amount of data."""
 
 from __future__ import annotations
 
@@ -8,78 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lit_dps.analysis.horizon import fixed_data_losses, matched_steps
+from lit_dps.analysis.fixed_data import fixed_data_losses
 from lit_dps.analysis.intervals import Interval
-from lit_dps.analysis.law import fit_law
-from lit_dps.analysis.observations import AT_LEAST, AT_MOST
 from tests.support.errors import refuses
-
-GOAL = 0.2
-
-
-def runs(*rows) -> pd.DataFrame:
-    return pd.DataFrame(rows, columns=["batch_size", "horizon", "loss"])
-
-
-def final_loss(steps: float, k: float) -> float:
-    """A power of the horizon that meets the goal after k steps."""
-    return GOAL * (steps / k) ** -0.4
-
-
-def test_k_is_interpolated_between_two_horizons():
-    """The loss is a power of the horizon, so the interpolation is exact."""
-    rows = [(32, horizon, final_loss(horizon, 300)) for horizon in (100, 200, 400, 800)]
-    (found,) = matched_steps(runs(*rows), GOAL)
-    assert (found.batch_size, found.bound, found.resolution) == (32, 0, 200)
-    assert found.k == pytest.approx(300)
-
-
-def test_the_law_of_matched_horizons_is_found():
-    rows = []
-    for batch_size in (8, 32, 128, 512):
-        k = 20_000 / batch_size + 100
-        for horizon in (k / 1.5, k * 1.1, k * 2):
-            rows.append((batch_size, horizon, final_loss(horizon, k)))
-    law = fit_law(matched_steps(runs(*rows), GOAL))
-    assert law.fit is not None and law.is_b_crit_known
-    assert (law.fit.c1, law.fit.c2) == pytest.approx((20_000, 100), rel=0.01)
-
-
-def test_the_median_of_seeds_counts_and_a_rise_is_smoothed():
-    # Medians 0.25, 0.22, 0.15. The second and the first horizon of the next size are pooled.
-    seeds = [(8, 100, 0.25), (8, 100, 0.9), (8, 100, 0.1), (8, 200, 0.22), (8, 400, 0.15)]
-    (found,) = matched_steps(runs(*seeds), GOAL)
-    share = math.log(0.22 / GOAL) / math.log(0.22 / 0.15)
-    assert found.k == pytest.approx(200 * 2**share)
-    rise = [(8, 100, 0.19), (8, 200, 0.25), (8, 400, 0.15)]
-    (found,) = matched_steps(runs(*rise), GOAL)
-    pooled = math.sqrt(0.19 * 0.25)
-    share = math.log(pooled / GOAL) / math.log(pooled / 0.15)
-    assert pooled > GOAL and found.k == pytest.approx(200 * 2**share)
-
-
-@pytest.mark.parametrize(
-    ("rows", "bound", "steps"),
-    [
-        ([(8, 100, 0.1), (8, 200, 0.05)], AT_MOST, 100),
-        ([(8, 100, 0.3), (8, 200, 0.25)], AT_LEAST, 200),
-        ([(8, 100, math.nan), (8, 200, 0.25)], AT_LEAST, 200),
-        # The horizons are too far apart to tell.
-        ([(8, 100, 0.3), (8, 900, 0.1)], AT_LEAST, 100),
-    ],
-)
-def test_without_a_narrow_bracket_k_is_a_bound(rows, bound, steps):
-    (found,) = matched_steps(runs(*rows), GOAL)
-    assert (found.bound, found.k) == (bound, steps)
-
-
-def test_wrong_runs_are_refused():
-    with refuses("columns", ["batch_size", "horizon"]):
-        matched_steps(runs((8, 100, 0.1)).drop(columns="loss"), GOAL)
-    with refuses("horizon", 0):
-        matched_steps(runs((8, 0, 0.1)), GOAL)
-    with refuses("goal", -1):
-        matched_steps(runs((8, 100, 0.1)), -1)
 
 
 def power_curve(alpha: float = 0.1, noise: float = 0.0) -> pd.DataFrame:
