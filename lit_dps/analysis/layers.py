@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
@@ -189,53 +188,3 @@ def jacobian_rows(record: StudyRecord) -> pd.DataFrame:
 def _is_repaired(result: TrialResult) -> bool:
     """Return True if a trial's weights were moved towards isometry."""
     return RESIDUAL.format("after") in result.flags
-
-
-class Spectrum(NamedTuple):
-    """Singular values of the Jacobian of some networks.
-
-    Attributes:
-        mean, spread: Mean and standard deviation, means over the networks.
-        condition: Largest over smallest, the median over the networks.
-    """
-
-    mean: float
-    spread: float
-    condition: float
-
-
-def repaired_spectra(record: StudyRecord) -> dict[Series, tuple[Spectrum, Spectrum]]:
-    """Return the singular values before and after repair, of each series that has any."""
-    spectra = {}
-    for series in record.series:
-        measured = []
-        for cell in record.cells:
-            if cell.series == series:
-                measured += filter(_has_jacobian, record.results[cell])
-        if measured:
-            spectra[series] = (_spectrum(measured, "before"), _spectrum(measured, "after"))
-    return spectra
-
-
-def without_jacobian(record: StudyRecord) -> int:
-    """Return the number of repaired networks whose Jacobian was not measured."""
-    count = 0
-    for result in chain.from_iterable(record.results.values()):
-        if _is_repaired(result) and not _has_jacobian(result):
-            count += 1
-    return count
-
-
-def _has_jacobian(result: TrialResult) -> bool:
-    """Return True if the Jacobian of a repaired network was measured."""
-    return _is_repaired(result) and JACOBIAN.format("mean", "after") in result.flags
-
-
-def _spectrum(results: Sequence[TrialResult], when: str) -> Spectrum:
-    """Return the singular values of some trials, "before" or "after" repair."""
-    columns = {}
-    for name in SPECTRUM:
-        columns[name] = [result.flags[JACOBIAN.format(name, when)] for result in results]
-    conditions = sorted(columns["condition"])
-    median = conditions[len(conditions) // 2]
-    return Spectrum(fmean(columns["mean"]), fmean(columns["spread"]), median)

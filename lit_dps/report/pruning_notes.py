@@ -7,8 +7,7 @@ from itertools import groupby
 
 import lit_dps.core.trial as flags
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.layers import empty_layers, repaired_spectra, without_jacobian
-from lit_dps.analysis.tables import three_digits
+from lit_dps.analysis.layers import empty_layers
 from lit_dps.core.trial import Series
 from lit_dps.report.notes import (
     LISTED,
@@ -79,26 +78,6 @@ def layers_without_weights(study: Analysis) -> Iterator[Values]:
     if len(places) > LISTED:
         listed += " in layers.csv"
     yield {"places": listed}
-
-
-def repaired_jacobians(study: Analysis) -> Iterator[Values]:
-    """Yield how repair moved the singular values of the Jacobian, means over each series."""
-    parts = []
-    for series, (before, after) in repaired_spectra(study.record).items():
-        texts = []
-        for mean, spread, condition in (before, after):
-            text = f"{three_digits(mean)} +- {three_digits(spread)} ({three_digits(condition)})"
-            texts.append(text)
-        parts.append(f"{series}: {' to '.join(texts)}")
-    if parts:
-        yield {"spectra": "; ".join(parts)}
-
-
-def unmeasured_jacobians(study: Analysis) -> Iterator[Values]:
-    """Yield the number of repaired networks whose Jacobian was not measured."""
-    unmeasured = without_jacobian(study.record)
-    if unmeasured:
-        yield {"networks": unmeasured}
 
 
 def few_prunable_weights(study: Analysis) -> Iterator[Values]:
@@ -179,16 +158,6 @@ PRUNING = (
         layers_without_weights,
         "Pruning emptied layers: {places}; lower the sparsity.",
         level=Level.WRONG,
-    ),
-    Note(
-        repaired_jacobians,
-        "Singular values of the Jacobian (mean +- deviation, condition), from the pruned network "
-        "to the repaired one: {spectra}.",
-    ),
-    Note(
-        unmeasured_jacobians,
-        "The Jacobian of {networks} repaired networks was not measured: they have no vector of at "
-        "most 100 outputs.",
     ),
     Note(
         few_prunable_weights,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import starmap
 from typing import NamedTuple
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.critical import DEFINITIONS
-from lit_dps.analysis.delay import DelayLaw, misfit_of
+from lit_dps.analysis.delay import DelayLaw
 from lit_dps.analysis.intervals import estimate
 from lit_dps.analysis.local_sgd import FLAT
 from lit_dps.analysis.readings import reading_columns
@@ -42,7 +41,6 @@ NOTES = "notes"
 FILES = "files"
 ALWAYS_COUNTED = ("complete", "incomplete", "infeasible")
 COUNTED_IF_ANY = ("outraced", "stopped", "failed", "pending")
-NO_CHANGE = 1.1  # a term of the theory within this factor counts as unchanged
 
 # Heads of the two tables of the theory, by column of the rows.
 _SIZES = {
@@ -59,9 +57,10 @@ _LAWS = {
     "c2": "fitted c2",
     "predicted_k_star": "predicted K*",
 }
-_DRIVERS = {"delta": "Delta", "beta": "beta", "lipschitz": "L"}  # of c1
 _RATIOS = {
-    **_DRIVERS,
+    "delta": "Delta",
+    "beta": "beta",
+    "lipschitz": "L",
     "epsilon": "epsilon",
     "predicted_c1": "predicted c1",
     "predicted_c1_measured_epsilon": "c1 / epsilon^2",
@@ -250,7 +249,7 @@ def _readings_of_repeats(analysis: Analysis, columns: Sequence[str]) -> list[dic
 def theory_text(analysis: Analysis, width: int | None = None) -> str:
     """Return the section on the theory; empty if nothing is measured.
 
-    It has a table of terms, a table of ratios to the smallest sparsity, and a sentence per series.
+    It has a table of terms, and a table of ratios to the smallest sparsity.
     """
     terms = _measured_terms(analysis)
     ratios = _measured_ratios(analysis)
@@ -275,9 +274,6 @@ def theory_text(analysis: Analysis, width: int | None = None) -> str:
             "measured at both; predicted c1 = Delta x beta x L",
         ]
         lines += in_parts(starmap(_ratio_row, ratios), keys, width)
-        for series, row in ratios:
-            if row["batch_size"] is None:
-                lines.append(sentence(series, row))
     return "\n".join(lines) + "\n"
 
 
@@ -300,36 +296,6 @@ def _measured_ratios(analysis: Analysis) -> list[tuple[Series, Row]]:
             series_of_rows += [series] * (len(record.batch_sizes) + 1)
     rows = zip(series_of_rows, records(analysis.term_ratios), strict=True)
     return [(series, row) for series, row in rows if row["pairs"]]
-
-
-def sentence(series: Series, row: Row) -> str:
-    """Return how each term moves c1, from the row of all batch sizes of a series.
-
-    Args:
-        series: The series.
-        row: Its row of `term_ratio_rows` without a batch size.
-    """
-    moves = []
-    for key, name in _DRIVERS.items():
-        moves.append(f"{name} {times(row[key])} ({_direction(row[key])})")
-    measured = []
-    if row["c1"] is not None:
-        measured.append(f"c1 {times(row['c1'])}")
-    if row["k_star"] is not None:
-        measured.append(f"K* {times(row['k_star_low'])} to {times(row['k_star_high'])}")
-    outcome = "no K* at both sparsities to compare"
-    if measured:
-        outcome = f"measured {', '.join(measured)}"
-    return f"  {series}: {', '.join(moves)}: predicted c1 {times(row['predicted_c1'])}; {outcome}"
-
-
-def _direction(ratio: float) -> str:
-    """Return what a ratio of a term does to the steps."""
-    if abs(math.log(ratio)) <= math.log(NO_CHANGE):
-        return "no change"
-    if ratio > 1:
-        return "rises: more steps"
-    return "falls: fewer steps"
 
 
 def _term_row(cell: Cell, row: Row) -> dict[str, str]:
@@ -390,23 +356,14 @@ def critical_text(study: Analysis, width: int | None = None) -> str:
 def delay_text(study: Analysis, width: int | None = None) -> str:
     """Return the section of a report on delayed gradients; empty without a fitted law."""
     lines = []
-    table = []
     for law in study.delay_laws:
         if law.fit is not None:
             lines.append(f"  {law.series}  {_delay_law_text(law)}")
-            table += [_delay_row_text(law, delay) for delay in law.separate]
     if not lines:
         return ""
-    return "\n".join(
-        [
-            "K* = c1 / B + c2 / sin(pi / (2 (2 tau + 1))), joint fit of all delays tau",
-            *lines,
-            "",
-            "separate fit of each delay, and its c1 and c2 as the joint fit predicts them",
-            *in_parts(table, list(table[0]).index("delay") + 1, width),
-            "",
-        ]
-    )
+    head = "K* = c1 / B + c2 / sin(pi / (2 (2 tau + 1))), joint fit of all delays tau"
+    last = "  delay-law.csv compares it with a separate fit of each delay."
+    return "\n".join([head, *lines, last, ""])
 
 
 def _delay_law_text(law: DelayLaw) -> str:
@@ -419,32 +376,6 @@ def _delay_law_text(law: DelayLaw) -> str:
     for batch_size in dict.fromkeys((law.batch_sizes[0], law.batch_sizes[-1])):
         delays.append(f"{estimate(*law.critical_delay(batch_size))} at B={batch_size}")
     return f"{text}  K* doubles at delay {' and '.join(delays)}"
-
-
-def _delay_row_text(law: DelayLaw, delay: int) -> dict[str, str]:
-    """Return the separate law of a delay beside the joint law as text, by heading."""
-    separate = law.separate[delay]
-    joint = law.predicted(delay)
-    c1 = "-"
-    c2 = "-"
-    misfit = "-"
-    if separate.fit is not None:
-        c1 = estimate(separate.fit.c1, separate.c1_interval)
-        c2 = estimate(separate.fit.c2, separate.c2_interval)
-        misfit = f"{misfit_of(separate.fit, separate.exact_k):.0%}"
-    joint_misfit = "-"
-    if separate.exact_k:
-        joint_misfit = f"{misfit_of(joint, separate.exact_k):.0%}"
-    return {
-        **short_columns(law.series),
-        "delay": str(delay),
-        "separate c1": c1,
-        "joint c1": three_digits(joint.c1),
-        "separate c2": c2,
-        "joint c2": three_digits(joint.c2),
-        "separate misfit": misfit,
-        "joint misfit": joint_misfit,
-    }
 
 
 def local_text(study: Analysis, width: int | None = None) -> str:

@@ -193,23 +193,16 @@ def test_the_critical_delay_is_the_one_that_doubles_the_steps_of_the_noisy_quadr
         assert 0.75 * low - 0.2 <= true <= 1.25 * high + 0.2
 
 
-def test_the_report_has_the_separate_laws_beside_the_joint_one():
+def test_the_table_has_the_separate_laws_beside_the_joint_one():
     found = study(
         lambda b, tau: (2 if tau == 8 else 1) * 4e4 / b + 60 / stable_share(tau), spread=(1.0, 1.1)
     )
-    lines = render(found).splitlines()
-    (start,) = [i for i, line in enumerate(lines) if line.startswith("separate fit of each delay")]
-    head, *rows = lines[start + 1 : start + 2 + len(DELAYS)]
-    assert "joint c2" in head
-    assert [x.strip() for x in head.split("  ")[-2:]] == ["separate misfit", "joint misfit"]
-    by_delay = {int(line.split()[1]): line.split() for line in rows}
-    assert list(by_delay) == list(DELAYS)
-    assert float(by_delay[4][2]) == pytest.approx(
-        4e4, rel=0.02
-    )  # separate c1 of most delays, and of the one that differs
-    assert float(by_delay[8][2]) == pytest.approx(8e4, rel=0.02)
-    assert float(by_delay[8][-2].rstrip("%")) <= 1 and found.delay_laws[0].misfit > 0.1
-    assert float(by_delay[8][-1].rstrip("%")) > 15
+    rows = found.delays.set_index("delay")
+    assert list(rows.index) == list(DELAYS)
+    assert rows["own_c1"][4] == pytest.approx(4e4, rel=0.02)
+    assert rows["own_c1"][8] == pytest.approx(8e4, rel=0.02)
+    assert rows["own_misfit"][8] <= 0.01 and found.delay_laws[0].misfit > 0.1
+    assert rows["misfit_here"][8] > 0.15
 
 
 @pytest.mark.pictures("delay")

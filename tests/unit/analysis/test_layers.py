@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 
 import numpy as np
 import pytest
@@ -155,13 +154,10 @@ def test_of_many_methods_each_has_a_panel_and_the_legend_fits():
             assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
 
 
-def test_the_jacobian_of_repaired_networks_is_in_the_notes_and_a_table(study):
+def test_the_jacobian_of_repaired_networks_is_in_a_table(study):
     rows = jacobian_rows(study.record)
     assert len(rows) == 3 * 2 * len(METHODS) * 3 and set(rows["init"]) == {"isometry"}
     assert rows["mean_before"].mean() == 2.0 and rows["distance_after"].eq(0.5).all()
-    assert re.search(
-        r"S=0.9 init=isometry method=snip: 2 \+- 2 \(inf\) \S+ 2 \+- 2 \(2\)", render(study)
-    )
 
 
 def test_a_term_in_proportion_to_the_steps_has_rank_correlation_1(study):

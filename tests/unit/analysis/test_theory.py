@@ -13,7 +13,7 @@ from lit_dps.analysis.term_comparisons import paired_terms
 from lit_dps.analysis.theory import Terms, terms_of
 from lit_dps.core.trial import Cell, Series
 from lit_dps.report.screen import screen
-from lit_dps.report.text import render, sentence, theory_text
+from lit_dps.report.text import render, theory_text
 from lit_dps.storage.read import read_study
 from tests.support.fake_study import result, theory_terms, write_study
 from tests.support.texts import in_one_line
@@ -224,12 +224,6 @@ def test_ratios_are_none_where_nothing_pairs():
     for row in rows:
         assert (row["pairs"], row["delta"], row["predicted_c1"], row["c1"]) == (0, None, None, None)
         assert row["k_star"] == pytest.approx(3)
-
-
-def test_the_sentence_says_which_way_each_term_moves(golden):
-    record = paper()
-    said = sentence(Series(0.9), records(Analysis(record).term_ratios)[-1])
-    golden.check("analysis/theory-sentence.txt", said + "\n")
 
 
 def test_the_report_has_a_section_between_the_law_and_the_notes_where_terms_are_measured():
