@@ -19,7 +19,7 @@ from lit_dps.analysis.law import Law
 from lit_dps.analysis.repeats import RepeatSummary
 from lit_dps.analysis.step_seconds import OWN_CLOCK, StepSeconds, seconds_to_goal
 from lit_dps.analysis.summary import CellSummary, by_series
-from lit_dps.analysis.tables import columns_of, frame, rows_of
+from lit_dps.analysis.tables import Row, columns_of, frame
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Cell, Series
 
@@ -163,57 +163,58 @@ def answer_rows(
     (`StepSeconds.source`), busy (`StepSeconds.is_busy`), total_seconds with total_low and
     total_high (`_add_totals`). Seconds are missing if they are unknown.
     """
-    rows = []
-    are_first_checks = []
-    for summary in cells:
-        if summary.k_star is None:
-            continue
-        are_first_checks.append(summary.is_at_first_check)
-        steps = ExpectedSteps(float(summary.k_star_steps or 0), math.nan, math.nan, K_STAR, "")
-        if expected is not None:
-            steps = expected.get(summary.cell, steps)
-        times = seconds.get(summary.cell, _UNTIMED)
-        rows.append(_row(record, summary, steps, times, validate_every))
-    table = frame(rows)
-    if not len(table):
-        return table
-    for name in ("probability", "total_seconds", "total_low", "total_high"):
-        table[name] = table[name].astype(float)
-    for series in dict.fromkeys(summary.cell.series for summary in cells):
-        part = rows_of(series, table)
-        if len(part):
-            _add_totals(table, part, validate_every)
-            are_bounds = are_upper_bounds(part) & np.array(are_first_checks)[part.index]
-            _mark(table, rows_of(series, table), are_bounds)
-    return table
+    answered = by_series(summary for summary in cells if summary.k_star is not None)
+    rows: list[dict[str, Any]] = []
+    for summaries in answered.values():
+        of_series = []
+        for summary in summaries:
+            steps = ExpectedSteps(float(summary.k_star_steps or 0), math.nan, math.nan, K_STAR, "")
+            if expected is not None:
+                steps = expected.get(summary.cell, steps)
+            times = seconds.get(summary.cell, _UNTIMED)
+            of_series.append(_row(record, summary, steps, times, validate_every))
+        _add_totals(of_series, validate_every)
+        _add_marks(of_series, [summary.is_at_first_check for summary in summaries])
+        rows += of_series
+    return frame(rows)
 
 
-def _add_totals(table: pd.DataFrame, part: Any, validate_every: int | None) -> None:
-    """Set the times to the goal that are compared: the columns total_seconds, _low and _high.
+def _add_totals(rows: Sequence[dict[str, Any]], validate_every: int | None) -> None:
+    """Set the times to the goal that are compared: total_seconds, total_low and total_high.
 
     They are `seconds` and its limits, plus the seconds of all validations if these are known for a
     row of the series. A row without them then has no total, since it cannot be compared. The limits
     add the validations at the limits of the steps.
     """
-    has_validations = part["validation_seconds"].notna().any()
-    for total, seconds, steps in (
-        ("total_seconds", "seconds", "steps"),
-        ("total_low", "seconds_low", "steps_low"),
-        ("total_high", "seconds_high", "steps_high"),
-    ):
-        values = part[seconds].astype(float)
-        if has_validations and validate_every is not None:
-            known_steps = part[steps].astype(float).fillna(part["steps"].astype(float))
-            values += np.ceil(known_steps / validate_every) * part["check_seconds"].astype(float)
-        table.loc[part.index, total] = values
+    has_validations = not all(math.isnan(row["validation_seconds"]) for row in rows)
+    for row in rows:
+        for total, seconds, steps in (
+            ("total_seconds", "seconds", "steps"),
+            ("total_low", "seconds_low", "steps_low"),
+            ("total_high", "seconds_high", "steps_high"),
+        ):
+            row[total] = row[seconds]
+            if has_validations and validate_every is not None:
+                known_steps = row["steps"] if math.isnan(row[steps]) else row[steps]
+                row[total] += np.ceil(known_steps / validate_every) * row["check_seconds"]
 
 
-def are_upper_bounds(rows: pd.DataFrame) -> np.ndarray:
-    """Return (n,) whether steps, examples and seconds of `answer_rows` are upper bounds.
+def is_upper_bound(row: Row) -> bool:
+    """Return True if steps, examples and seconds of a row of `answer_rows` are upper bounds.
 
     They are where K* is an upper bound and the law has no better value.
     """
-    return ((rows["floor"] == 1) & rows["steps_low"].isna()).to_numpy(bool)
+    return bool(row["floor"]) and pd.isna(row["steps_low"])
+
+
+def fastest_of(answers: Mapping[Cell, Row]) -> Cell | None:
+    """Return the cell of the least time to the goal; None if no time is known.
+
+    If validations are timed, only cells with their time are compared.
+    """
+    timed = [cell for cell, row in answers.items() if row["total_seconds"] is not None]
+    validated = [cell for cell in timed if answers[cell]["validation_seconds"] is not None]
+    return min(validated or timed, key=lambda cell: answers[cell]["total_seconds"], default=None)
 
 
 def _row(
@@ -222,7 +223,7 @@ def _row(
     steps: ExpectedSteps,
     times: StepSeconds,
     validate_every: int | None,
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Return the row of a cell without comparisons with its series."""
     timing = times.source or None
     seconds = steps.value * times.median
@@ -282,34 +283,38 @@ def _limits(steps: ExpectedSteps, times: StepSeconds) -> tuple[float, float]:
     return seconds * math.exp(-below), seconds * math.exp(above)
 
 
-def _mark(table: pd.DataFrame, part: Any, are_bounds: np.ndarray) -> None:
-    """Set the columns fastest, near, fewest, probability and tied of the rows of one series.
+def _add_marks(rows: Sequence[dict[str, Any]], are_first_checks: Sequence[bool]) -> None:
+    """Set fastest, near, fewest, probability and tied of the rows of one series.
 
     The marks of time compare the total times (`_add_totals`).
 
     Args:
-        table: The rows of all series.
-        part: The rows (n,) of the series.
-        are_bounds: (n,), whether a time is an upper bound, because K* is at the first check.
+        rows: The rows (n,).
+        are_first_checks: (n,), whether K* is at the first check.
     """
     # Without c2 a law needs the same examples at each batch size, but for rounding.
-    table.loc[part["examples"].astype(float).round(_EXAMPLE_DIGITS).idxmin(), "fewest"] = True
-    seconds = part["total_seconds"].astype(float)
-    if seconds.isna().all():
+    examples = np.array([row["examples"] for row in rows], float).round(_EXAMPLE_DIGITS)
+    rows[int(np.nanargmin(examples))]["fewest"] = True
+    timed = []
+    are_bounds = []
+    for row, is_first in zip(rows, are_first_checks, strict=True):
+        if not math.isnan(row["total_seconds"]):
+            timed.append(row)
+            are_bounds.append(is_first and is_upper_bound(row))
+    if not timed:
         return
-    fastest = seconds.idxmin()
-    is_near = seconds <= NEAR * seconds.min()
-    table.loc[fastest, ["fastest", "tied"]] = True
-    table.loc[part.index[is_near], "near"] = True
-    # A batch size without an interval has no probability. Then 10 % is the rule.
-    table.loc[part.index[is_near & part["total_low"].isna()], "tied"] = True
-    if part["total_low"].isna().all() and not are_bounds.any():
+    fastest = min(timed, key=lambda row: row["total_seconds"])
+    fastest |= {"fastest": True, "tied": True}
+    for row in timed:
+        row["near"] = bool(row["total_seconds"] <= NEAR * fastest["total_seconds"])
+        # A batch size without an interval has no probability. Then 10 % is the rule.
+        row["tied"] |= row["near"] and math.isnan(row["total_low"])
+    if all(math.isnan(row["total_low"]) for row in timed) and not any(are_bounds):
         return
-    is_timed = seconds.notna().to_numpy(bool)
-    timed = part[is_timed]
-    probability = probabilities_of_fastest(timed, are_bounds[is_timed])
-    table.loc[timed.index, "probability"] = probability
-    table.loc[timed.index[probability >= MIN_PROBABILITY], "tied"] = True
+    probabilities = probabilities_of_fastest(pd.DataFrame(timed), np.array(are_bounds))
+    for row, probability in zip(timed, probabilities.tolist(), strict=True):
+        row["probability"] = probability
+        row["tied"] |= probability >= MIN_PROBABILITY
 
 
 def probabilities_of_fastest(rows: Any, are_bounds: np.ndarray | None = None) -> np.ndarray:

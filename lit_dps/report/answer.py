@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Sequence
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.answer import K_STAR
+from lit_dps.analysis.answer import K_STAR, fastest_of, is_upper_bound
 from lit_dps.analysis.ramps import constant_series
 from lit_dps.analysis.rates import RateLaw
 from lit_dps.analysis.tables import Row, cell_of, records, rows_of, three_digits, value_text, where
@@ -17,7 +17,7 @@ from lit_dps.core.batch_schedule import CONSTANT, GROWING, NAME_KEY
 from lit_dps.core.record import StudyRecord, cell_text
 from lit_dps.core.text import every, format_duration
 from lit_dps.core.trial import Cell, Series, Status
-from lit_dps.report.result_table import examples_text, interval_text, is_upper_bound
+from lit_dps.report.result_table import examples_text, interval_text
 
 # Metaparameters that a recommendation names.
 MAX_PARAMETERS = 4
@@ -82,7 +82,7 @@ def recommendation_sentences(study: Analysis, series: Series) -> list[str]:
         sentences.append("It is the only batch size of the study.")
     elif len(rows) == 1:
         sentences.append(_only_k_star(study, series))
-    return [*sentences, *_with_validation(rows, fastest, study.validate_every)]
+    return [*sentences, *_with_validation(fastest, study.validate_every)]
 
 
 def _is_pending(study: Analysis, series: Series) -> bool:
@@ -260,8 +260,8 @@ def _first_with(rows: Sequence[Row], column: str) -> Row | None:
     return None
 
 
-def _with_validation(rows: Sequence[Row], fastest: Row, validate_every: int | None) -> list[str]:
-    """Return the share of validation, and which batch size is the fastest without it."""
+def _with_validation(fastest: Row, validate_every: int | None) -> list[str]:
+    """Return the share of validation in the time of the fastest batch size."""
     if validate_every is None:
         return []
     if fastest["validation_seconds"] is None:
@@ -269,20 +269,8 @@ def _with_validation(rows: Sequence[Row], fastest: Row, validate_every: int | No
     added = format_duration(fastest["validation_seconds"])
     if is_upper_bound(fastest):
         added = f"at most {added}"
-    lines = [
-        f"The time at B = {fastest['batch_size']} includes {added} for a validation "
-        f"{every(validate_every)}."
-    ]
-    timed = [row for row in rows if row["seconds"] is not None]
-    # The other times cannot be compared: they include validations, or are by another clock.
-    compared = [row for row in timed if row["validation_seconds"] is not None]
-    best = min(compared, key=lambda row: row["seconds"])
-    if best["seconds"] < fastest["seconds"]:
-        among = ""
-        if len(compared) < len(timed):
-            among = " of those whose validations were timed"
-        lines.append(f"Without validation, B = {best['batch_size']} is the fastest{among}.")
-    return lines
+    place = f"B = {fastest['batch_size']}"
+    return [f"The time at {place} includes {added} for a validation {every(validate_every)}."]
 
 
 def _basis(rows: Sequence[Row], record: StudyRecord) -> list[str]:
@@ -315,17 +303,6 @@ def _rate_text(rate: RateLaw, batch_size: int) -> str:
     return f"{value}, by the law {rate.describe()}."
 
 
-def fastest_cell(analysis: Analysis) -> Cell | None:
-    """Return the cell with the least time to the goal; None if no time is known.
-
-    If validations are timed, only cells with their time are compared.
-    """
-    answers = analysis.answers
-    timed = [cell for cell, row in answers.items() if row["total_seconds"] is not None]
-    validated = [cell for cell in timed if answers[cell]["validation_seconds"] is not None]
-    return min(validated or timed, key=lambda cell: answers[cell]["total_seconds"], default=None)
-
-
 def retrain_command(analysis: Analysis, storage: Sequence[str] = ()) -> str | None:
     """Return the command that retrains the best trial of the fastest cell; None without any K*.
 
@@ -337,7 +314,7 @@ def retrain_command(analysis: Analysis, storage: Sequence[str] = ()) -> str | No
     """
     if not analysis.answers:
         return None
-    cell = fastest_cell(analysis)
+    cell = fastest_of(analysis.answers)
     if cell is None:
         cell = min(analysis.answers, key=lambda each: (analysis.answers[each]["k_star"], each))
     command = ["lit-dps", "fit", "--of", analysis.record.name, "--cell", cell_text(cell), *storage]

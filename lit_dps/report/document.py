@@ -11,7 +11,7 @@ from typing import Any
 
 from lit_dps import __version__
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.answer import K_STAR, MEDIAN
+from lit_dps.analysis.answer import K_STAR, MEDIAN, fastest_of, is_upper_bound
 from lit_dps.analysis.intervals import Interval
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.law_verdict import Trust
@@ -21,8 +21,6 @@ from lit_dps.analysis.tables import Row
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.step_timing import StepTiming
 from lit_dps.core.trial import FINAL_STATUSES, Series
-from lit_dps.report.answer import fastest_cell
-from lit_dps.report.result_table import is_upper_bound
 
 SCHEMA = 2
 # Values of `Document.status`.
@@ -240,7 +238,7 @@ def study_document(study: Analysis, notes: Sequence[str], report: str | None = N
     record = study.record
     cells = [dataclasses.asdict(cell_entry(study, summary)) for summary in study.cells]
     recommendation = None
-    fastest = fastest_cell(study)
+    fastest = fastest_of(study.answers)
     if fastest is not None:
         recommendation = cells[record.cells.index(fastest)]
     laws = []

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.answer import is_upper_bound
 from lit_dps.analysis.readings import reading_columns, reading_values
 from lit_dps.analysis.summary import CellSummary, can_move
 from lit_dps.analysis.tables import (
@@ -171,7 +172,7 @@ def marks(study: Analysis, summary: CellSummary) -> list[str]:
     row = study.answers.get(summary.cell)
     if row is None:
         return [_reason_without_k_star(summary)]
-    words = [speed_mark(row)] if speed_mark(row) else []
+    words = list(filter(None, [speed_mark(row)]))
     if any(can_move(study.record, key, end) for key, end in summary.boundary.items()):
         words.append(EDGE)
     return words
@@ -224,11 +225,6 @@ def bound_sign(row: Row) -> str:
     if is_upper_bound(row):
         return "<= "
     return ""
-
-
-def is_upper_bound(row: Row) -> bool:
-    """Return True if examples and time to the goal are upper bounds because K* is one."""
-    return bool(row["floor"]) and row["steps_low"] is None
 
 
 def rate_text(study: Analysis, summary: CellSummary) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import matplotlib
 import pandas as pd
@@ -42,11 +42,6 @@ def notes(study: Analysis) -> list[str]:
 def tables(study: Analysis) -> Mapping[str, pd.DataFrame]:
     """Return the rows of `gradient_noise.reading_rows` and of `gradient_noise.noise_rows`."""
     return {NAME: study.noise_readings, "noise-laws": study.noise_table}
-
-
-def figures(tables: Mapping[str, pd.DataFrame], study: Analysis) -> Iterator[tuple[str, Figure]]:
-    """Yield the figure with its name."""
-    yield NAME, draw(tables[NAME], study)
 
 
 @matplotlib.rc_context(look.STYLE)

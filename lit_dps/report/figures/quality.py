@@ -64,17 +64,9 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
         part = rows_of(series, rows)
         style = look.curve_style(i)
         exact = where(part, exact=1)
-        batch = numbers(exact["batch_size"])
-        best_panel.vlines(
-            batch,
-            numbers(exact["best"]),
-            numbers(exact["top_worst"]),
-            color=style["color"],
-            linewidth=0.8,
-            alpha=0.6,
-        )
+        look.bars(best_panel, exact, ("best", "top_worst"), style)
         look.draw_metric(best_panel, part, style, record.goal.at_least)
-        last_panel.plot(batch, numbers(exact["final"]), **style)
+        last_panel.plot(numbers(exact["batch_size"]), numbers(exact["final"]), **style)
     look.batch_size_axis(best_panel, record.batch_sizes)
     columns = [rows["best"], rows["final"].dropna(), rows["top_worst"].dropna()]
     goal = metric_axis(best_panel, record, numbers(pd.concat(columns)))

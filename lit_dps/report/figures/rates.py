@@ -29,7 +29,6 @@ NO_PRICE = (
 )
 MOST_LINES = 30  # of panels; more take over half a minute
 LABELS = {EFFECTIVE: "effective rate eta / (1 - m)", PLAIN: "learning rate eta"}
-BAR: dict[str, Any] = {"linewidth": 0.8, "alpha": 0.6}
 DODGE = 1.06  # factor by which prices of a rule are beside their batch size
 
 
@@ -199,14 +198,12 @@ def _draw_rates(ax: Axes, rows: pd.DataFrame, kind: str) -> None:
     """Draw the best rates of a series with the rates of trials nearby, and both rules."""
     batch = numbers(rows["batch_size"])
     rate = numbers(rows[kind])
-    low = numbers(rows[f"{kind}_low"])
-    high = numbers(rows[f"{kind}_high"])
     is_bound = numbers(rows["floor"]) == 1
     style = look.curve_style(0)
-    ax.vlines(batch, low, high, color=style["color"], **BAR)
+    look.bars(ax, rows, (f"{kind}_low", f"{kind}_high"), style)
     ax.plot(batch[~is_bound], rate[~is_bound], linestyle="none", **style)
     ax.plot(batch[is_bound], rate[is_bound], linestyle="none", markerfacecolor="white", **style)
-    drawn = [low, high]
+    drawn = [numbers(rows[f"{kind}_low"]), numbers(rows[f"{kind}_high"])]
     for rule in RULES:
         line = rule_line(rows, kind, rule)
         if len(line):
@@ -264,9 +261,8 @@ def draw_prices(
         batch = shift * numbers(part["batch_size"])
         price = numbers(part["price"])
         if verdict == MEASURED:
-            low = numbers(part["price_low"])
-            high = np.minimum(numbers(part["price_high"]), top)
-            ax.vlines(batch, low, high, color=style["color"], **BAR)
+            within = part.assign(price_high=numbers(part["price_high"]).clip(max=top))
+            look.bars(ax, within, ("price_low", "price_high"), style, shift)
             ax.plot(batch, price, linestyle="none", **style)
         else:
             look.bounds(ax, batch, price, **style, up=verdict == LOWER_BOUND)

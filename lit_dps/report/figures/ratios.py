@@ -115,13 +115,6 @@ def _draw_panel(ax: Axes, rows: pd.DataFrame, study: Analysis, every: Sequence[S
         of_series = rows_of(series, rows)
         batch = numbers(of_series["batch_size"]) * dodge
         ax.plot(batch, numbers(of_series["ratio"]), linewidth=1, **style)
-        known = of_series.dropna(subset=["ratio_low"])
-        ax.vlines(
-            numbers(known["batch_size"]) * dodge,
-            numbers(known["ratio_low"]),
-            numbers(known["ratio_high"]),
-            color=style["color"],
-            linewidth=0.8,
-        )
+        look.bars(ax, of_series, ("ratio_low", "ratio_high"), style, dodge, alpha=None)
     look.batch_size_axis(ax, study.record.batch_sizes)
     ax.set_ylabel(f"K*(S) / K*(S = {min(study.record.sparsities):g})")

@@ -68,6 +68,7 @@ LEGEND_CHARACTER_INCHES = 0.06  # width of a character in a legend
 LEGEND_MARKER_CHARACTERS = 6  # width of the marker of an entry and its gaps, in characters
 CAPTION_CHARACTER_INCHES = 0.048
 SMALLEST_DECIMAL = 1e-3  # smaller ticks have an exponent
+BAR_ALPHA = 0.6  # opacity of a bar behind its marker
 PANEL_SHARE = 0.75  # of the height of a figure with one panel
 MAX_TEXT_LUMINANCE = 0.6  # of a text on white, from 0 for black to 1
 LABEL_POINTS = 8.5  # from the name of a curve to the next one
@@ -215,6 +216,29 @@ def bounds(ax: Axes, x: Any, y: Any, color: str, marker: str, up: bool = False) 
     arrow = {"arrowstyle": "<-", "color": color, "linewidth": 0.7}
     for place in zip(x, y, strict=True):
         ax.annotate("", place, xytext=shift, textcoords="offset points", arrowprops=arrow)
+
+
+def bars(
+    ax: Axes,
+    rows: pd.DataFrame,
+    ends: tuple[str, str],
+    style: dict[str, Any],
+    shift: float = 1.0,
+    alpha: float | None = BAR_ALPHA,
+) -> None:
+    """Draw a bar at each batch size, such as a 95 % interval.
+
+    Args:
+        ax: The panel.
+        rows: The values, with a column batch_size. A missing end has no bar.
+        ends: The columns of both ends.
+        style: Its colour.
+        shift: Factor between the batch sizes and their places, beside other bars.
+        alpha: Opacity.
+    """
+    batch = shift * numbers(rows["batch_size"])
+    low, high = (numbers(rows[end]) for end in ends)
+    ax.vlines(batch, low, high, color=style["color"], linewidth=0.8, alpha=alpha)
 
 
 def write_beside(ax: Axes, x: Any, y: Any, texts: Iterable[object], **style: Any) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import matplotlib
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.answer import are_upper_bounds
-from lit_dps.analysis.tables import has_values, numbers, rows_of
+from lit_dps.analysis.answer import is_upper_bound
+from lit_dps.analysis.tables import has_values, numbers, records, rows_of, where
 from lit_dps.report.figures.page_size import new_figure
 
 NAME, PAPER = "time-to-goal", ""
@@ -64,11 +65,18 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     figure = new_figure(6.4, 2.9)
     time_panel, examples_panel = figure.subplots(1, 2, sharex=True)
     drawn = look.series_with_rows(study, rows)
+    are_bounds = []
     for series in drawn:
         part = rows_of(series, rows)
-        i = record.series.index(series)
-        _draw_times(time_panel, part, i)
-        _draw_curve(examples_panel, part, "examples", i)
+        style = look.curve_style(record.series.index(series))
+        is_bound = np.array(list(map(is_upper_bound, records(part))))
+        are_bounds += is_bound.tolist()
+        look.bars(time_panel, part, ("total_low", "total_high"), style)
+        _draw_curve(time_panel, part, "total_seconds", style, is_bound)
+        star = where(part, fastest=True)
+        place = numbers(star["batch_size"]), numbers(star["total_seconds"])
+        time_panel.plot(*place, color=style["color"], zorder=4, **STAR)
+        _draw_curve(examples_panel, part, "examples", style, is_bound)
     look.batch_size_axis(time_panel, record.batch_sizes)
     look.log_values_axis(time_panel, rows.loc[:, TIMES], 1.2, 1.2)
     look.log_values_axis(examples_panel, rows["examples"], 1.4, 1.4)
@@ -80,26 +88,14 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     handles.append(look.entry("fastest", color="white", **STAR))
     if has_values(rows, "total_low"):
         handles.append(look.entry(LIMITS, color=look.GREY, linewidth=0.8))
-    look.legend_above(figure, handles + look.bound_handles(bool(are_upper_bounds(rows).any())))
+    look.legend_above(figure, handles + look.bound_handles(any(are_bounds)))
     return figure
 
 
-def _draw_times(ax: Axes, rows: pd.DataFrame, i: int) -> None:
-    """Draw the times of a series with their limits, and a star at the fastest."""
-    colour = look.curve_style(i)["color"]
-    batch = numbers(rows["batch_size"])
-    seconds = numbers(rows["total_seconds"])
-    low = numbers(rows["total_low"])
-    ax.vlines(batch, low, numbers(rows["total_high"]), color=colour, linewidth=0.8, alpha=0.6)
-    _draw_curve(ax, rows, "total_seconds", i)
-    fastest = numbers(rows["fastest"].astype(float)) == 1
-    ax.plot(batch[fastest], seconds[fastest], color=colour, zorder=4, **STAR)
-
-
-def _draw_curve(ax: Axes, rows: pd.DataFrame, column: str, i: int) -> None:
-    """Draw a column against batch size, upper bounds hollow."""
-    is_bound = are_upper_bounds(rows)
-    style = look.curve_style(i)
+def _draw_curve(
+    ax: Axes, rows: pd.DataFrame, column: str, style: dict[str, Any], is_bound: np.ndarray
+) -> None:
+    """Draw a column against batch size; bounds (n,) are hollow, with an arrow."""
     batch = numbers(rows["batch_size"])
     values = numbers(rows[column])
     ax.plot(batch, values, color=style["color"], linewidth=0.9)
