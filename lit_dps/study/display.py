@@ -138,10 +138,12 @@ class Display:
             if self._finished is None:
                 self._finished = self.progress.finished()
             finished = self._finished
-            parts: list[RenderableType] = [self._bar(finished), self._times()]
+            times = self._times()
+            parts: list[RenderableType] = [self._bar(finished), times]
             if not self._is_closed:
                 running = sorted(self.progress.running, key=_order_of)
                 lines = self.console.height - 6 - min(len(running), MAX_RUNNING_SHOWN + 1)
+                lines -= len(times) // self.console.width  # further lines of the times
                 lines = max(lines, MIN_TABLE_LINES)
                 parts += ["", *self._k_star_tables(finished, running, lines)]
                 parts += ["", self._running_table(running)]
@@ -173,7 +175,7 @@ class Display:
         failed = self.progress.failed()
         if failed:
             parts.append(f"{failed} failed")
-        return Text(", ".join(parts), no_wrap=True, overflow="ellipsis")
+        return Text(", ".join(parts))
 
     def _k_star_tables(
         self, finished: Mapping[Cell, int], running: Sequence[ProgressEvent], lines: int

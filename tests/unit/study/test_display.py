@@ -89,17 +89,23 @@ def test_bar_times_k_star_of_each_cell_and_running_trials(width):
     rows = [line.split() for line in said[said.index("", 3) + 1 :]]
     assert rows == [
         ["running", "step", "best", "val_error"],
-        ["B=4", "S=0", "point", "1", "1,600", "0.1125"],
+        ["B=4", "S=0", "sample", "1", "1,600", "0.1125"],
         [
             "B=4",
             "S=0.9",
-            "point",
+            "sample",
             "1",
             "48",
             ">=",
             "0.25",
         ],  # a check that stopped early knows a bound
     ]
+
+
+def test_a_narrow_terminal_shows_the_whole_line_of_times():
+    said = lines(display(60))
+    shown = " ".join(said[1 : said.index("")])
+    assert len(shown) > 60 and shown.endswith(", 0 of 2 running")
 
 
 @pytest.mark.parametrize(("width", "height"), [(60, 24), (40, 12), (200, 10), (20, 5)])
@@ -122,7 +128,7 @@ def test_trials_that_end_or_whose_worker_is_lost_are_gone_and_the_end_is_the_bar
     text = "\n".join(lines(shown))
     assert str(Trial(Cell(4, 0.0), 1)) not in text and str(Trial(Cell(4, 0.9), 1)) in text
     shown.on_event(ProgressEvent(1))
-    assert "point" not in "\n".join(lines(shown))
+    assert "sample" not in "\n".join(lines(shown))
     shown.stop.signal = "SIGINT"
     assert lines(shown)[-1] == LEAVING.format("SIGINT")
     shown.show()
