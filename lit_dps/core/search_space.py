@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from itertools import pairwise
 from typing import Any, Literal
 
 from lit_dps.core.errors import ConfigError, is_number
@@ -380,24 +379,6 @@ def is_inside(space: Space, params: Mapping[str, Any]) -> bool:
         if isinstance(box, Range) and not box.low <= params[key] <= box.high:
             return False
     return True
-
-
-def describe_expansions(history: Sequence[ExpandedSpace], names: Mapping[str, str]) -> list[str]:
-    """Return one line for each expansion.
-
-    Args:
-        history: The first space, then each expanded one.
-        names: The short name of each key.
-    """
-    lines = []
-    for before, after in pairwise(history):
-        moved = []
-        for key, box in after.space.items():
-            if box != before.space[key]:
-                moved.append(f"{names[key]} from {before.space[key]} to {box}")
-        where = f"points {after.first} to {after.end - 1} lie in the added part"
-        lines.append(f"the box was widened, {', '.join(moved)}; {where}")
-    return lines
 
 
 def is_continuation(one: Sequence[Mapping], other: Sequence[Mapping]) -> bool:

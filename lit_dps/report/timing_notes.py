@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
-
-import numpy as np
+from functools import partial
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.answer import MEDIAN, NORMAL_QUARTILE
-from lit_dps.analysis.intervals import NORMAL_95
-from lit_dps.analysis.step_seconds import OWN_CLOCK, QUIET, TRIALS, WITH_CHECKS
+from lit_dps.analysis.answer import MEDIAN
+from lit_dps.analysis.step_seconds import OWN_CLOCK, QUIET, WITH_CHECKS
 from lit_dps.analysis.tables import has_values, listed, numbers, three_digits, where
-from lit_dps.core.text import counted, every
+from lit_dps.core.text import every
 from lit_dps.core.unit import SECONDS
 from lit_dps.report.notes import Level, Note, Values, first_names, lines_of
 
-NOT_COUNTED = "Times exclude validations. --validate-every N adds one every N steps."
-# A step, if it was timed within the trials.
-BESIDE_OTHERS = "Steps were timed beside other workers and programs"
-# Ratio of the limits of a time above which its interval is wide. The fastest and the slowest batch
-# size of a study often differ by less.
-WIDE_RATIO = 10.0
+# Ratio of the quartiles of step times above which a time says little. The fastest and the slowest
+# batch size of a study often differ by less.
+UNUSABLE_RATIO = 3.0
 UNKNOWN_HARDWARE = "hardware that an earlier version did not keep"
 
 
@@ -99,13 +93,6 @@ def counts_validations(study: Analysis) -> bool:
     return bool(len(study.answer)) and has_values(study.answer, "validation_seconds")
 
 
-def not_counted(study: Analysis) -> str:
-    """Return that times exclude validations; empty if they include them."""
-    if counts_validations(study):
-        return ""
-    return NOT_COUNTED
-
-
 def sources_of(study: Analysis) -> set[str]:
     """Return how the steps of the cells were timed, as in the column timing of the answer."""
     if not len(study.answer) or not has_values(study.answer, "step_seconds"):
@@ -121,51 +108,19 @@ def growing_batches(study: Analysis) -> Iterator[Values]:
         yield {"series": listed(growing)}
 
 
-def quiet_steps(study: Analysis) -> Iterator[Values]:
-    """Yield how the steps were timed after the study, if they were."""
-    timing = study.record.step_timing
-    if QUIET not in sources_of(study) or timing is None:
-        return
-    threads = counted(timing.threads, "thread")
-    if timing.ranks > 1:
-        threads = f"{timing.ranks} processes of {threads}"
-    yield {
-        "rounds": timing.rounds,
-        "date": timing.date,
-        "threads": threads,
-        "validations": not_counted(study),
-    }
-
-
 def steps_of_trials(study: Analysis) -> Iterator[Values]:
-    """Hold if all steps were timed within the trials, without validations."""
-    if sources_of(study) == {TRIALS}:
-        yield {"validations": not_counted(study)}
-
-
-def steps_with_validations(study: Analysis) -> Iterator[Values]:
-    """Yield which trials of an earlier version timed steps and validations together."""
-    sources = sources_of(study)
-    if WITH_CHECKS not in sources or QUIET in sources:
-        return
-    trials = "trials of some cells"
-    if sources == {WITH_CHECKS}:
-        trials = "the trials"
-    yield {"trials": trials}
+    """Hold if no step was timed alone, after the study."""
+    if _are_times_of_trials(study):
+        yield {}
 
 
 def several_machines(study: Analysis) -> Iterator[Values]:
-    """Yield the machines if trials ran on several kinds."""
+    """Yield the machines if trials ran on several kinds, or may have done so."""
     hardware = study.record.hardware
-    if len(hardware) > 1 and _are_times_of_trials(study):
+    may_be_several = len(hardware) > 1 or None in hardware
+    if may_be_several and _are_times_of_trials(study):
         machines = [each or UNKNOWN_HARDWARE for each in hardware]
         yield {"machines": " and on ".join(machines)}
-
-
-def unknown_machines(study: Analysis) -> Iterator[Values]:
-    """Hold if the machine of all trials is unknown."""
-    if list(study.record.hardware) == [None] and _are_times_of_trials(study):
-        yield {"hardware": UNKNOWN_HARDWARE}
 
 
 def _are_times_of_trials(study: Analysis) -> bool:
@@ -193,64 +148,25 @@ def best_at_end_of_batch_sizes(study: Analysis) -> Iterator[Values]:
         yield {"ends": " or ".join(ends)}
 
 
-def busy_machine(study: Analysis) -> Iterator[Values]:
-    """Yield by which factor step times vary, if other programs ran and intervals are not wide."""
-    busy = _busy_rows(study)
-    if len(busy) and not _widened_by_load(busy).any():
-        spread = three_digits(max(_step_ratios(busy)))
-        consequence = f"ignore differences below x{spread}"
-        if has_values(study.answer, "seconds_low"):
-            consequence = "the intervals include that"
-        yield {"spread": spread, "consequence": consequence}
+def busy_machine(study: Analysis, is_very_busy: bool) -> Iterator[Values]:
+    """Yield by which factor step times vary, if other programs ran.
 
-
-def wide_times(study: Analysis) -> Iterator[Values]:
-    """Yield by which factor step times vary, if other programs make intervals of times wide."""
-    busy = _busy_rows(study)
+    Args:
+        study: The study.
+        is_very_busy: Whether the factor is at least `UNUSABLE_RATIO`, or below it.
+    """
+    if not sources_of(study):
+        return
+    busy = where(study.answer, busy=True)
     if not len(busy):
         return
-    is_wide = _widened_by_load(busy)
-    if is_wide.any():
-        intervals = numbers(busy["total_high"]) / numbers(busy["total_low"])
-        yield {
-            "spread": three_digits(max(_step_ratios(busy))),
-            "interval": three_digits(max(intervals[is_wide])),
-        }
+    ratio = float(max(numbers(busy["step_high"]) / numbers(busy["step_low"])))
+    if (ratio >= UNUSABLE_RATIO) is is_very_busy:
+        yield {"spread": three_digits(ratio)}
 
 
-def _busy_rows(study: Analysis) -> Any:
-    """Return the rows of the answer whose steps were timed while other programs ran."""
-    if not sources_of(study):
-        return study.answer.iloc[:0]
-    return where(study.answer, busy=True)
-
-
-def _step_ratios(rows: Any) -> np.ndarray:
-    """Return the ratio (n,) of the quartiles of each row's step times."""
-    return numbers(rows["step_high"]) / numbers(rows["step_low"])
-
-
-def _widened_by_load(rows: Any) -> np.ndarray:
-    """Return (n,) whether the interval of a time is wide, because its step times vary.
-
-    They are the reason if their 95 % interval is wider than the interval of the steps.
-    """
-    intervals = numbers(rows["seconds_high"]) / numbers(rows["seconds_low"])
-    of_load = _step_ratios(rows) ** (NORMAL_95 / NORMAL_QUARTILE)
-    of_steps = numbers(rows["steps_high"]) / numbers(rows["steps_low"])
-    # A missing limit is nan, which is neither wide nor wider.
-    return (intervals > WIDE_RATIO) & (of_load > of_steps)
-
-
+_SPREAD = "The factor is of the middle half of the times of one step."
 TIMING = (
-    Note(
-        wide_times,
-        "Other programs were running: step times vary by x{spread}, so times are uncertain by up "
-        "to x{interval}. Run lit-dps study --time-steps on an idle machine.",
-        "The first factor is of the middle half of the times of one step, the second of the 95 % "
-        "interval of a time to the goal.",
-        Level.UNUSABLE,
-    ),
     Note(
         best_at_end_of_batch_sizes,
         "Batch sizes {ends} may be faster: extend study.batch_sizes.",
@@ -265,21 +181,10 @@ TIMING = (
         Level.WEAK,
     ),
     Note(
-        quiet_steps,
-        "A step: median of {rounds} rounds after the study, {date}, {threads}.",
-        "{validations}",
-    ),
-    Note(
         steps_of_trials,
-        f"{BESIDE_OTHERS}: lit-dps study --time-steps measures them alone.",
-        "A step is the median over trials. {validations}",
-        Level.WEAK,
-    ),
-    Note(
-        steps_with_validations,
-        f"{BESIDE_OTHERS}, with validations: lit-dps study --time-steps measures them alone.",
-        "A step is the median over trials. An earlier version ran {trials}, and did not separate "
-        "steps and validations.",
+        "Steps were timed beside other workers and programs: lit-dps study --time-steps measures "
+        "them alone.",
+        "A step is the median over trials.",
         Level.WEAK,
     ),
     Note(
@@ -290,15 +195,16 @@ TIMING = (
         Level.WRONG,
     ),
     Note(
-        unknown_machines,
-        "The machine of the trials is unknown: lit-dps study --time-steps times all steps on one.",
-        "Trials ran on {hardware}. Times of different machines cannot be compared.",
-        Level.WEAK,
+        partial(busy_machine, is_very_busy=True),
+        "Other programs were running: step times vary by x{spread}, and times are uncertain by "
+        "more. Run lit-dps study --time-steps on an idle machine.",
+        _SPREAD,
+        Level.UNUSABLE,
     ),
     Note(
-        busy_machine,
-        "Other programs were running: step times vary by x{spread}; {consequence}.",
-        "The factor is of the middle half of the times of one step.",
+        partial(busy_machine, is_very_busy=False),
+        "Other programs were running: step times vary by x{spread}; ignore smaller differences.",
+        _SPREAD,
         Level.WEAK,
     ),
 )

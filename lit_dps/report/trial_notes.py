@@ -41,9 +41,9 @@ from lit_dps.report.notes import (
 EARLY_SHARE = 0.1
 
 VERSION = "version."
-TORCH = "version.torch"
-# Packages that decide results, beside torch and the packages of the user's classes.
-PACKAGES = ("version.lit_dps", "version.lightning", "version.numpy")
+# Packages that decide results, beside the packages of the user's classes. With another version of
+# torch, a seed may draw other weights: `nn.init.trunc_normal_` does in 2.15, compared with 2.11.
+PACKAGES = ("version.torch", "version.lit_dps", "version.lightning", "version.numpy")
 # Packages that only search, store or display.
 NO_RESULTS = ("version.optuna", "version.mlflow", "version.scipy")
 Environment = Mapping[str, Any]
@@ -73,27 +73,6 @@ def stopped_trials(study: Analysis) -> Iterator[Values]:
 def _with_status(study: Analysis, status: Status) -> list[TrialResult]:
     """Return the finished trials of a status."""
     return [result for result in finished_trials(study) if result.status is status]
-
-
-def ended_after_goal(study: Analysis, has_failure: bool) -> Iterator[Values]:
-    """Yield the number of runs that ended between their goal and max_steps, if there are any.
-
-    Args:
-        study: The study; its runs were to continue after their goal.
-        has_failure: Whether the module or a callback stopped them; otherwise they diverged.
-    """
-    if not study.record.train_past_goal:
-        return
-    ended = []
-    for result in _with_status(study, Status.COMPLETE):
-        is_short = not study.record.goal.is_spent(result.curve)
-        if is_short and bool(result.failure) is has_failure:
-            ended.append(result)
-    counted = "It counts as complete, with a curve up to there."
-    if len(ended) > 1:
-        counted = "They count as complete, with curves up to there."
-    if ended:
-        yield {"trials": count_trials(ended), "trials_were": were(ended), "counted": counted}
 
 
 def validations_without_value(study: Analysis) -> Iterator[Values]:
@@ -148,12 +127,11 @@ def share_of_steps(study: Analysis, flag: str) -> Iterator[Values]:
         }
 
 
-def trials_with_flag(study: Analysis, flag: str) -> Iterator[Values]:
-    """Yield the number of trials with a flag, and the values of the flag, if there are any."""
-    results = with_flag(study, flag)
+def peaks_of_process(study: Analysis) -> Iterator[Values]:
+    """Yield the number of trials whose peak memory includes earlier trials, if there are any."""
+    results = with_flag(study, flags.PEAK_OF_PROCESS)
     if results:
-        values = sorted({result.flags[flag] for result in results})
-        yield {"trials_were": were(results), "values": " or ".join(map("{:.0f}".format, values))}
+        yield {"trials_were": were(results)}
 
 
 def within_warm_up(study: Analysis) -> Iterator[Values]:
@@ -234,13 +212,6 @@ FAILURES = (
         level=Level.WEAK,
     ),
     Note(
-        partial(ended_after_goal, has_failure=False), "{trials} diverged after the goal. {counted}"
-    ),
-    Note(
-        partial(ended_after_goal, has_failure=True),
-        "{trials_were} stopped by the module or a callback after the goal. {counted}",
-    ),
-    Note(
         validations_without_value,
         "{metric} was {kinds} {places}, although the loss was finite: correct what the module "
         "logs.",
@@ -265,22 +236,7 @@ FAILURES = (
 
 ENGINES = (
     Note(
-        partial(trials_with_flag, flag=flags.STACKED),
-        "{trials_were} trained stacked, which equals single training in distribution, not bit for "
-        "bit. K* of one trial can differ by some validations.",
-    ),
-    Note(
-        partial(trials_with_flag, flag=flags.SPARSE_KERNELS),
-        "{trials_were} trained by convolutions that skip pruned weights, which equals dense "
-        "training in distribution, not bit for bit.",
-    ),
-    Note(
-        partial(trials_with_flag, flag=flags.RANKS),
-        "{trials_were} trained on {values} ranks, which equals one process in distribution, not "
-        "bit for bit.",
-    ),
-    Note(
-        partial(trials_with_flag, flag=flags.PEAK_OF_PROCESS),
+        peaks_of_process,
         "{trials_were} measured with the peak memory since the process began, which includes "
         "earlier trials. This system cannot reset it.",
     ),
@@ -323,28 +279,19 @@ def _count_environments(study: Analysis) -> Counter:
     return Counter(result.environment for result in trials_and_repeats(study))
 
 
-def torch_versions(study: Analysis) -> Iterator[Values]:
-    """Yield several versions of torch.
-
-    Random numbers of a seed depend on the version: `nn.init.trunc_normal_` draws others in 2.15
-    than in 2.11.
-    """
-    versions = _versions(study.record.environments, TORCH)
-    if len(versions) > 1:
-        yield {"versions": " and ".join(versions)}
-
-
 def package_versions(study: Analysis) -> Iterator[Values]:
-    """Yield several versions of other packages that may change results."""
-    used = used_environments(study)
+    """Yield several versions of packages that may change results."""
+    # Trials of an earlier version do not name their environment.
+    unnamed = [each for each in study.record.environments if KEY not in each]
+    environments = [*unnamed, *used_environments(study)]
     names: list[str] = list(PACKAGES)
-    for environment in used:
+    for environment in environments:
         names.extend(environment)
     differing = []
     for name in dict.fromkeys(names):
-        if not name.startswith(VERSION) or name == TORCH or name in NO_RESULTS:
+        if not name.startswith(VERSION) or name in NO_RESULTS:
             continue
-        versions = _versions(used, name)
+        versions = _versions(environments, name)
         if len(versions) > 1:
             differing.append(f"{name.removeprefix(VERSION)} {' and '.join(versions)}")
     if differing:
@@ -436,26 +383,11 @@ def training_loops(study: Analysis) -> Iterator[Values]:
         yield {"trials": counted(lightning, "trial"), "others": ", ".join(others)}
 
 
-def slower_loops(study: Analysis) -> Iterator[Values]:
-    """Yield each reason why trials did not run in the fastest loop."""
-    reasons = Counter(result.engine_reason for result in trials_and_repeats(study))
-    for reason, number in reasons.most_common():
-        if reason not in ("", flags.ENGINE_SET):
-            yield {"trials": counted(number, "trial"), "reason": reason}
-
-
 ENVIRONMENTS = (
-    Note(
-        torch_versions,
-        "Trials ran under torch {versions}: compare cells only within one version.",
-        "A seed may draw other initial weights there, so trials of one sample may start from "
-        "different weights.",
-        Level.WEAK,
-    ),
     Note(
         package_versions,
         "Trials ran under {packages}: compare cells only within one version.",
-        "Results may differ between these versions.",
+        "Results may differ between these versions. A seed may draw other initial weights.",
         Level.WEAK,
     ),
     Note(
@@ -486,5 +418,4 @@ ENVIRONMENTS = (
         "A step of Lightning's loop takes longer.",
         Level.WEAK,
     ),
-    Note(slower_loops, "{trials} did not run in the fastest loop, because {reason}."),
 )

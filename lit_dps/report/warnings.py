@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.summary import CellSummary, can_move
-from lit_dps.core.search_space import describe_expansions
 from lit_dps.core.unit import SECONDS
 from lit_dps.report.no_result import have_diverged, have_failed, missed_text
-from lit_dps.report.notes import Level, Note, Values, finished_trials, first_names, lines_of
+from lit_dps.report.notes import Level, Note, Values, first_names, lines_of
 from lit_dps.report.pruning_notes import PRUNING
 from lit_dps.report.repeats import REPEATS
 from lit_dps.report.trial_notes import ENGINES, ENVIRONMENTS, FAILURES, SCHEDULES
@@ -194,28 +192,8 @@ def seeds_of_one_sample(study: Analysis) -> Iterator[Values]:
         yield {"best_of": best_of, "meaning": meaning}
 
 
-def best_trial_among_seeds(study: Analysis) -> Iterator[Values]:
-    """Hold if such a study may have repeated the best trial itself."""
-    seeds = {result.trial.seed for result in finished_trials(study)}
-    is_of_one_sample = study.record.setting("study.best_of") is not None
-    if is_of_one_sample and study.record.seed in seeds:
-        yield {}
-
-
-def space_expansions(study: Analysis) -> Iterator[Values]:
-    """Yield each expansion of the search space."""
-    names = study.record.short_names
-    for expansion in describe_expansions(study.record.spaces, names):
-        yield {"expansion": expansion}
-
-
-def best_at_edge(study: Analysis, is_movable: bool) -> Iterator[Values]:
-    """Yield the metaparameters whose best value is at an end, with the number of cells, if any.
-
-    Args:
-        study: The study.
-        is_movable: Whether the ends can be moved outward.
-    """
+def best_at_edge(study: Analysis) -> Iterator[Values]:
+    """Yield the metaparameters whose best value is at an end that can move, and their cells."""
     names = study.record.short_names
     ends: Counter[tuple[str, str]] = Counter()
     for cell in study.cells:
@@ -223,7 +201,7 @@ def best_at_edge(study: Analysis, is_movable: bool) -> Iterator[Values]:
     of_cells = f" of {len(study.cells)} cells"
     places = []
     for (key, end), count in sorted(ends.items()):
-        if can_move(study.record, key, end) is is_movable:
+        if can_move(study.record, key, end):
             places.append(f"{names[key]} {end} in {count}{of_cells}")
             of_cells = ""
     if places:
@@ -293,14 +271,10 @@ RESULTS = (
         Level.WEAK,
     ),
     Note(
-        partial(best_at_edge, is_movable=True),
+        best_at_edge,
         "Best values are at an end of their range ({places}): run lit-dps study --extend-space.",
         "It widens the search range of each, and keeps all trials.",
         Level.WEAK,
-    ),
-    Note(
-        partial(best_at_edge, is_movable=False),
-        "Best values are at an end of their range ({places}). No wider range is possible.",
     ),
     Note(
         single_complete_trials,
@@ -325,10 +299,6 @@ RESULTS = (
         "K* is {meaning}.",
         Level.WRONG,
     ),
-    Note(
-        best_trial_among_seeds,
-        "An earlier version started this study, so the best trial itself may be among its seeds.",
-    ),
 )
 
 NOTES = (
@@ -338,6 +308,5 @@ NOTES = (
     *PRUNING,
     *ENGINES,
     *SCHEDULES,
-    Note(space_expansions, "{expansion}"),
     *REPEATS,
 )

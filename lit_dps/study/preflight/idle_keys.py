@@ -6,22 +6,17 @@ a few steps at two values of each key, everything else equal. It compares all re
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from enum import Enum
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_dps.core.search_space import Choices
 from lit_dps.core.trial import Trial, Value, text_of
-from lit_dps.core.trial_config import plain
-from lit_dps.core.user_code import texts_in
 from lit_dps.engines.trial_settings import TrialSettings
 from lit_dps.optim import RULES
-from lit_dps.optim.parameter_groups import group_settings
 from lit_dps.study.data_hashes import fingerprint
 from lit_dps.study.preflight.short_trial import goal_of, perturb, run_short
 from lit_dps.study.preflight.varied_trials import (
@@ -36,18 +31,6 @@ from lit_dps.training.rate_curve import rate_curve
 STEPS = 3  # of a trial without validation
 MAX_CONTEXTS = 8  # combinations of the other keys' values with which a key is tested
 SAMPLES = 3  # samples of the search among these combinations
-LIBRARIES = ("lit_dps.", "lightning.", "pytorch_lightning.")
-# Arguments of our data modules that only affect the speed, or that name a folder.
-IDLE_OF_DATA = ("eval_batch_size", "root", "download")
-
-
-class Effect(Enum):
-    """The effect of a key on the first steps of a trial."""
-
-    RESULTS = "changes a trial"
-    OPTIONS = "changes options of the optimizer and nothing else"
-    NONE = "changes nothing"
-    UNKNOWN = "is not known"
 
 
 def idle_keys(settings: TrialSettings, setup: StudySetup) -> list[str]:
@@ -75,97 +58,57 @@ def idle_keys(settings: TrialSettings, setup: StudySetup) -> list[str]:
     runs = _RecordedRuns(settings)
     trials = _contexts(setup)
     for key in tested:
-        effect = _effect(runs, setup, trials, key)
-        if effect in (Effect.NONE, Effect.OPTIONS):
+        # First without validation and the end of an epoch, which take longer than a few steps.
+        if not _is_idle(runs, setup, trials, key, validates=False):
+            continue
+        if _is_idle(runs, setup, trials, key, validates=True):
             values = " and ".join(map(text_of, _ends(setup, key)))
             notes.append(
-                f"{key} {effect.value}: batches, losses, weights and metrics of {runs.steps} steps "
-                f"are equal at {values}; unless it acts later in a trial, leave it out"
+                f"{key} changes nothing: batches, losses, weights and metrics of {runs.steps} "
+                f"steps are equal at {values}; unless it acts later in a trial, leave it out"
             )
     return notes
 
 
-def _effect(runs: _RecordedRuns, setup: StudySetup, trials: Sequence[Trial], key: str) -> Effect:
-    """Return the effect of a key, by a comparison of trials at both of its ends."""
-    if not key.startswith("pruning."):
-        trials = [with_cell(trial, sparsity=0.0) for trial in trials]
-    # First without validation and the end of an epoch, which take longer than a few steps.
-    effect = _effect_in(runs, setup, trials, key, validates=False)
-    if effect in (Effect.NONE, Effect.OPTIONS):
-        effect = _effect_in(runs, setup, trials, key, validates=True)
-    return effect
-
-
-def _effect_in(
+def _is_idle(
     runs: _RecordedRuns, setup: StudySetup, trials: Sequence[Trial], key: str, validates: bool
-) -> Effect:
-    """Return the effect of a key on the records of one kind of run (`_RecordedRuns.record`)."""
-    effect = Effect.UNKNOWN
+) -> bool:
+    """Return True if trials that differ in a key alone have equal results; False if they fail.
+
+    Args:
+        runs: The recorded runs.
+        setup: The study.
+        trials: Combinations of the other keys' values.
+        key: The key.
+        validates: As of `_RecordedRuns.results`.
+    """
+    has_equal = False
     for trial in trials:
-        record = runs.record(trial, validates)
-        if record is None:
+        trial = with_cell(trial, sparsity=0.0)
+        results = runs.results(trial, validates)
+        if results is None:
             continue
         for value in _far_values(setup, trial, key):
-            other = runs.record(_with_value(trial, key, value), validates)
-            if other is None or record.results != other.results:
-                return Effect.RESULTS
-            if record.options != other.options:
-                effect = Effect.OPTIONS
-            elif effect is Effect.UNKNOWN:
-                effect = Effect.NONE
-    return effect
+            if runs.results(_with_value(trial, key, value), validates) != results:
+                return False
+            has_equal = True
+    return has_equal
 
 
 def _is_known_to_act(setup: StudySetup, key: str) -> bool:
-    """Return True if a key is known to change trials, because only code of ours reads it."""
+    """Return True for a key of lit_dps, and for a hyperparameter of the rule of our module."""
     section, _, name = key.partition(".")
-    argument = name.removeprefix("init_args.")
-    if any(map(_is_foreign, _texts_of_section(setup, section))):
-        return section in ("local", "optim", "batch")
-    if section == "data":
-        return argument not in IDLE_OF_DATA
-    if section != "model":
+    if section not in ("model", "data"):
         return True
-    values = _values_by_key(setup)
-    arguments = setup.workload.model.get("init_args", {})
-    if any(argument in rule.hyperparameters for rule in RULES.values()):
-        rules = values.get("model.optimizer", [arguments.get("optimizer", "sgd")])
-        return any(argument in RULES[rule].hyperparameters for rule in rules if rule in RULES)
-    schedules = set(values.get("model.schedule", [arguments.get("schedule", "constant")]))
-    if argument in ("decay_steps", "end_factor"):
-        return schedules != {"constant"}
-    if argument == "decay_share":
-        return "wsd" in schedules
-    return True
-
-
-def _texts_of_section(setup: StudySetup, section: str) -> list[str]:
-    """Return the texts that may name a class which reads a section, including callbacks."""
-    sections: dict[str, Any] = {
-        "model": setup.workload.model,
-        "data": setup.workload.data,
-        "pruning": plain(setup.pruning),
-    }
-    texts = list(texts_in(sections.get(section)))
-    texts += texts_in(setup.workload.trainer.get("callbacks"))
-    for key, values in _values_by_key(setup).items():
-        if key.startswith(section + "."):
-            texts += texts_in(values)
-    return texts
-
-
-def _values_by_key(setup: StudySetup) -> dict[str, list[Any]]:
-    """Return all values of each axis and of each searched choice."""
-    values: dict[str, list[Any]] = {}
-    for key, box in setup.space.items():
-        if isinstance(box, Choices):
-            values[key] = list(box.choices)
-    return {**values, **setup.study.axes}
-
-
-def _is_foreign(text: str) -> bool:
-    """Return True if a text is the class path of code that is not ours."""
-    return "." in text and os.sep not in text and not text.startswith(LIBRARIES)
+    model = setup.workload.model
+    if section == "data" or not model["class_path"].startswith("lit_dps."):
+        return False
+    axis = setup.study.axes.get("model.optimizer", [])
+    box = setup.space.get("model.optimizer")
+    if isinstance(box, Choices):
+        axis = box.choices
+    rules = axis or [model.get("init_args", {}).get("optimizer", "sgd")]
+    return any(name in RULES[rule].hyperparameters for rule in rules if rule in RULES)
 
 
 def _contexts(setup: StudySetup) -> list[Trial]:
@@ -216,7 +159,7 @@ def _with_value(trial: Trial, key: str, value: Value) -> Trial:
 
 
 class _RecordedRuns:
-    """Runs each trial once for a few steps, and keeps the record.
+    """Runs each trial once for a few steps, and keeps its results.
 
     Attributes:
         steps: Optimizer steps of the longest trial.
@@ -225,10 +168,10 @@ class _RecordedRuns:
     def __init__(self, settings: TrialSettings):
         self.settings = settings
         self.steps = 0
-        self._records: dict[str, _Recorder | None] = {}
+        self._results: dict[str, list[str] | None] = {}
 
-    def record(self, trial: Trial, validates: bool) -> _Recorder | None:
-        """Return the record of a trial; None if the trial failed.
+    def results(self, trial: Trial, validates: bool) -> list[str] | None:
+        """Return the hashes of a trial's results; None if the trial failed.
 
         Args:
             trial: The trial.
@@ -236,21 +179,21 @@ class _RecordedRuns:
                 validation; otherwise for its first steps only.
         """
         name = f"{validates} {trial.cell!r} {sorted(trial.params.items())}"
-        if name not in self._records:
-            self._records[name] = None
+        if name not in self._results:
+            self._results[name] = None
             with suppress(Exception):  # a user's class may fail at this value
-                self._records[name] = self._train(trial, validates)
-        return self._records[name]
+                self._results[name] = self._train(trial, validates)
+        return self._results[name]
 
-    def _train(self, trial: Trial, validates: bool) -> _Recorder:
+    def _train(self, trial: Trial, validates: bool) -> list[str]:
         if not validates:
             recorder = _Recorder(STEPS * self.settings.workload.parts_of(trial.cell))
             probe_fit(self.settings, trial, recorder)
-            return recorder
+            return recorder.results
         recorder = _Recorder()
         short = run_short(self.settings, trial, [recorder])
         self.steps = max(self.steps, short.goal.steps)
-        return recorder
+        return recorder.results
 
 
 class _Recorder(Callback):
@@ -261,12 +204,10 @@ class _Recorder(Callback):
 
     Attributes:
         results: Hashes of weights, batches, losses, schedules and validation, in order.
-        options: Hashes of the optimizers' options, with their rates before the first step.
     """
 
     def __init__(self, batches: int | None = None):
         self.results: list[str] = []
-        self.options: list[str] = []
         self._remaining_batches = batches
 
     def _add(self, *values: Any) -> None:
@@ -278,10 +219,6 @@ class _Recorder(Callback):
         self._add(pl_module.state_dict(), rates)
         self._add([config.scheduler.state_dict() for config in trainer.lr_scheduler_configs])
         self._add([type(optimizer).__qualname__ for optimizer in trainer.optimizers])
-        for optimizer in trainer.optimizers:
-            for group in optimizer.param_groups:
-                options = group_settings(group)
-                self.options.append(fingerprint(options))
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
         self._add(batch)

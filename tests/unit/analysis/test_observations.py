@@ -17,9 +17,7 @@ from lit_dps.core.trial import (
     BY_WEIGHTS,
     KEPT,
     PRUNABLE,
-    RANKS,
     SHORT_STEPS,
-    SPARSE_KERNELS,
     STACKED,
     TRAINED,
     UNCOUNTED_STEPS,
@@ -151,16 +149,6 @@ def test_few_prunable_weights():
     assert note.index("head.w") < note.index("body.w") < note.index("body.b")
 
 
-def test_stacked_trials_and_trials_of_several_ranks():
-    found = read(trial(0, **{STACKED: 1}), trial(1, **{STACKED: 1, RANKS: 2}), trial(2))
-    stacked, ranks = observed_notes(found)
-    assert numbers_in(stacked) == [2] and numbers_in(ranks) == [1, 2]
-    found = read(trial(0, **{SPARSE_KERNELS: 1}), trial(1))
-    assert [numbers_in(note) for note in observed_notes(found)] == [[1]]
-    found = read(trial(0, **{RANKS: 4}), trial(1, **{RANKS: 2}))
-    assert [numbers_in(note) for note in observed_notes(found)] == [[2, 2, 4]]
-
-
 def test_stopped_trials_and_why_the_first_was():
     one = trial(3, status="stopped", failure="EarlyStopping: no improvement")
     other = trial(0, cell=SPARSE, status="stopped", failure="something else")
@@ -210,7 +198,7 @@ def test_a_failure_without_a_reason_is_still_a_line(failure):
 
 
 def test_the_lines_are_notes_below_the_table():
-    record = read(trial(0, **{STACKED: 1}), failed(1))
+    record = read(trial(0, **{SHORT_STEPS: 20}), failed(1))
     lines = observed_notes(record)
     assert len(lines) == 2
     assert [line for line in study_notes(Analysis(record)) if line in lines] == lines

@@ -21,7 +21,6 @@ from lit_dps.core.search_space import (
     is_inside,
 )
 from lit_dps.core.trial import Cell, Status, TrialResult
-from lit_dps.report.warnings import study_notes
 from lit_dps.storage.database import open_storage
 from lit_dps.storage.header import StudyChanged, declare
 from lit_dps.storage.read import read_study
@@ -166,8 +165,6 @@ def test_a_study_is_widened_gone_on_with_and_widened_again(tmp_path, capsys):
     assert all(not is_inside(SPACE, t.params) for t in ran)
     record = read_study(url, "s")
     assert record.space == wider.space and record.results[Cell(4)][:16] == before.results[Cell(4)]
-    (note,) = [note for note in study_notes(Analysis(record)) if "learning_rate from" in note]
-    assert f"{SPACE[RATE]} to {wider.space[RATE]}" in note
 
     plain = with_stored_space(of(tmp_path, study), False)
     assert (plain.spaces, plain.study.trials) == (wider.spaces, wider.study.trials)

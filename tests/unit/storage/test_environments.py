@@ -134,8 +134,8 @@ def test_versions_threads_loops_and_unknown_code_are_noted(study, golden):
     other = {"version.timm": "1.1", "version.mlflow": "3.18", "version.torch": "2.16", THREADS: 2}
     record = study(environment(**other, **{SOURCES: {"__main__.Net": UNKNOWN}}), engine="lightning")
     notes = lines_of(ENVIRONMENTS, Analysis(record))
-    torch, versions, unknown, threads, loops = notes
-    assert "torch" in torch and "timm" in versions and "study.threads" in threads
+    versions, unknown, threads, loops = notes
+    assert "torch" in versions and "timm" in versions and "study.threads" in threads
     assert "__main__.Net" in unknown and "single" in loops
     assert "mlflow" not in versions, "it changes no result"
     golden.check("storage/environments.txt", "\n".join(notes) + "\n")
