@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -35,14 +35,12 @@ class FixedData:
             the loss of the reference, minus 1), low and high (its 95 % limits), known: "law",
             "extrapolated" for a batch size below the reference, or "refused" where the curve is
             too short for the loss.
-        costs: (DRAWS, n), draws of the cost; nan where it is refused.
     """
 
     examples: float
     reference: float
     tolerance: float
     table: pd.DataFrame
-    costs: np.ndarray = field(repr=False)
 
     @property
     def largest(self) -> float | None:
@@ -50,19 +48,11 @@ class FixedData:
 
         None if no batch size from the reference on does.
         """
-        return self._largest("cost")
-
-    @property
-    def surely_within(self) -> float | None:
-        """The largest batch size whose upper limit of the cost is at most the tolerance."""
-        return self._largest("high")
-
-    def _largest(self, column: str) -> float | None:
         largest = None
         for row in self.table.sort_values("batch_size").to_dict("records"):
             if row["batch_size"] < self.reference:
                 continue
-            if not row[column] <= self.tolerance:
+            if not row["cost"] <= self.tolerance:
                 break
             largest = float(row["batch_size"])
         return largest
@@ -82,10 +72,6 @@ class FixedData:
         text = (
             f"{start} batch sizes up to {self.largest:g} cost less than {share} of {at_reference}"
         )
-        if self.surely_within in (None, self.reference):
-            text += " (no larger batch size surely, at 97.5 %)"
-        elif self.surely_within != self.largest:
-            text += f" (surely, at 97.5 %: up to {self.surely_within:g})"
         if unknown is not None:
             text += f"; from B = {unknown:g} on the cost is unknown, because the curve is too short"
         return f"{text}."
@@ -103,7 +89,7 @@ class FixedData:
 def fixed_data_losses(
     curve: pd.DataFrame,
     batch_size: float,
-    critical: Interval | np.ndarray,
+    critical: Interval,
     examples: float,
     batch_sizes: Sequence[float],
     tolerance: float = 0.01,
@@ -118,7 +104,7 @@ def fixed_data_losses(
         curve: A row per validation of a run at B0, or per run at B0: examples, loss. The rate must
             not decay before the end, unless each row is the end of a separate run and schedule.
         batch_size: B0, the batch size of the curve.
-        critical: B_crit in examples: a 95 % interval, or draws (n,) such as c1 / c2 of `Law.draws`.
+        critical: The 95 % interval of B_crit in examples, such as `Law.b_crit_interval`.
         examples: The fixed number of examples, within the curve.
         batch_sizes: The batch sizes to answer for.
         tolerance: Largest share of the loss that a batch size may cost.
@@ -148,7 +134,6 @@ def fixed_data_losses(
     b_crit = _critical_draws(critical)
     shortest = math.log(n[inside].min() / examples)
     rows = []
-    costs = []
     for each in batch_sizes:
         share = (1 + batch_size / b_crit) / (1 + each / b_crit)
         log_share = np.log(share)
@@ -159,17 +144,15 @@ def fixed_data_losses(
             row["known"] = "extrapolated"
         middle_share = np.median(log_share)
         if middle_share < shortest or middle_share > math.log(MAX_BEYOND):
-            cost = np.full(DRAWS, math.nan)
             row |= {"cost": math.nan, "low": math.nan, "high": math.nan, "known": "refused"}
         else:
             middle = float(np.median(cost))
             limits = percentile_interval(cost, middle)
             row |= {"cost": middle, "low": limits.low, "high": limits.high}
         rows.append(row)
-        costs.append(cost)
     columns = ["batch_size", "steps", "cost", "low", "high", "known"]
     table = pd.DataFrame(rows, columns=columns)
-    return FixedData(examples, batch_size, tolerance, table, np.stack(costs, axis=1))
+    return FixedData(examples, batch_size, tolerance, table)
 
 
 def _check_positive(**values: float) -> None:
@@ -197,20 +180,14 @@ def _design(x: np.ndarray) -> np.ndarray:
     return np.stack([np.ones_like(x), x, x**2], axis=1)
 
 
-def _critical_draws(critical: Interval | np.ndarray) -> np.ndarray:
-    """Return draws (DRAWS,) of B_crit; an interval is of a log-normal distribution."""
-    rng = resampling_rng("B_crit")
-    if isinstance(critical, Interval):
-        if not 0 < critical.low <= critical.high < math.inf:
-            allowed = "two limits, low and high, both above 0 and finite"
-            raise ConfigError("critical", tuple(critical), allowed)
-        middle = math.log(critical.low * critical.high) / 2
-        deviation = math.log(critical.high / critical.low) / (2 * NORMAL_95)
-        return np.exp(middle + deviation * rng.standard_normal(DRAWS))
-    values = np.asarray(critical, float)
-    if not len(values) or not (values > 0).all():
-        raise ConfigError("critical", values.tolist(), "at least one draw, and all draws above 0")
-    return rng.choice(values, DRAWS)
+def _critical_draws(critical: Interval) -> np.ndarray:
+    """Return draws (DRAWS,) of B_crit, from a log-normal distribution with this interval."""
+    if not 0 < critical.low <= critical.high < math.inf:
+        allowed = "two limits, low and high, both above 0 and finite"
+        raise ConfigError("critical", tuple(critical), allowed)
+    middle = math.log(critical.low * critical.high) / 2
+    deviation = math.log(critical.high / critical.low) / (2 * NORMAL_95)
+    return np.exp(middle + deviation * resampling_rng("B_crit").standard_normal(DRAWS))
 
 
 def _check_columns(table: pd.DataFrame, columns: Sequence[str]) -> None:

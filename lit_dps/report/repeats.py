@@ -243,19 +243,6 @@ def pending_repeats(study: Analysis) -> Iterator[Values]:
         yield {"missing": missing, "planned": planned}
 
 
-def unused_repeats(study: Analysis) -> Iterator[Values]:
-    """Yield repeats of samples that are not the best."""
-    best = {(each.cell, each.point) for each in study.repeats}
-    unused = 0
-    for result in _stored_repeats(study):
-        unused += (result.trial.cell, result.trial.point) not in best
-    if unused:
-        when = "at this goal"
-        if study.original.goal.value == study.record.goal.value:
-            when = "any more"
-        yield {"unused": unused, "when": when}
-
-
 def failed_repeats(study: Analysis) -> Iterator[Values]:
     """Yield repeats that ended with an error."""
     failed = [result for result in _stored_repeats(study) if result.status is Status.FAILED]
@@ -285,25 +272,12 @@ def order_of_file(study: Analysis) -> Iterator[Values]:
 
 
 def medians_beside_law(study: Analysis) -> Iterator[Values]:
-    """Yield series whose medians over seeds leave the law of K*."""
+    """Yield series whose medians over seeds leave the law of K*, and the largest ratio to it."""
     interval = study.record.goal.check_interval
-    yield from outside_of_laws(study.laws, study.median_laws, interval)
-
-
-def outside_of_laws(
-    laws: Mapping[Series, Law], medians: Mapping[Series, Law], check_interval: int
-) -> Iterator[Values]:
-    """Yield series whose medians over seeds leave a law, and the largest ratio to it.
-
-    Args:
-        laws: The law of K* of each series.
-        medians: The law of the medians, of series that have repeats.
-        check_interval: Steps between two validations.
-    """
     parts = []
     ratios = []
-    for series, of_medians in sorted(medians.items()):
-        outside = medians_outside(laws[series], of_medians, check_interval)
+    for series, of_medians in sorted(study.median_laws.items()):
+        outside = medians_outside(study.laws[series], of_medians, interval)
         if outside:
             parts.append(f"{series} {outside_text(outside)}")
             ratios += outside.values()
@@ -324,10 +298,6 @@ REPEATS = (
         "{missing} of {planned} repeats of the best samples have not finished: run the same "
         "command to resume.",
         level=Level.WRONG,
-    ),
-    Note(
-        unused_repeats,
-        "{unused} repeats are stored and not counted: their samples are not the best {when}.",
     ),
     Note(
         failed_repeats,

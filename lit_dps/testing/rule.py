@@ -61,8 +61,7 @@ def check_rule(
       finite, as in a layer that is pruned completely.
     - Weights and state keep their type, float32 or float64.
     - Not in the quick part: A network alone equals its row of a stack, with rates that change. A
-      stack that is saved and resumed equals an uninterrupted one to the bit. A step at a rate of 0
-      changes no weight.
+      step at a rate of 0 changes no weight.
 
     Args:
         rule: The rule.
@@ -86,7 +85,6 @@ def check_rule(
             return
         for dtype in (torch.float64, torch.float32):
             _check_stack(rule, shapes, numbers, dtype)
-            _check_resumed_stack(rule, shapes, numbers, dtype)
         _check_rate_of_zero(rule, shapes, numbers)
 
 
@@ -322,28 +320,6 @@ def _require_close(
         f"at most {tolerance:.3g}; update_ must not mix networks, and must equal the optimizer",
         f"parameter of shape {tuple(shape)}, {ours.dtype}, network {row + 1} of {len(RATES)}, "
         f"{STEPS} steps at falling rates",
-    )
-
-
-def _check_resumed_stack(
-    rule: Rule, shapes: Shapes, numbers: Mapping[str, float], dtype: torch.dtype
-) -> None:
-    """Check that a stack continues to the bit from copies of its weights and state."""
-    networks = _networks(shapes, numbers, dtype)
-    unbroken, saved = _stack(rule, networks), _stack(rule, networks)
-    with preserve_rng_state(seed=0):
-        _train_stack(rule, unbroken, networks, range(STEPS))
-    with preserve_rng_state(seed=0):
-        _train_stack(rule, saved, networks, range(SAVED_AFTER))
-        state = {key: saved.state[key].clone() for key in saved.update.state}
-        resumed = _Stack(StackedUpdate(rule, networks[0].parameters), saved.weights.clone(), state)
-        _train_stack(rule, resumed, networks, range(SAVED_AFTER, STEPS))
-    require(
-        "resumed_stack",
-        _same(unbroken.weights, resumed.weights),
-        f"a stack resumed after step {SAVED_AFTER} differs from an uninterrupted one",
-        "equal weights to the bit; update_ changes the tensors of Rule.state and keeps no others",
-        f"three networks, {dtype}, {STEPS} steps",
     )
 
 

@@ -14,7 +14,7 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.repeats import RepeatPlan, missing_repeats, truncate_repeats
 from lit_dps.core.statistic import MINIMUM
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
-from lit_dps.report.repeats import equal_repeats, unused_repeats
+from lit_dps.report.repeats import equal_repeats
 from lit_dps.report.screen import screen
 from lit_dps.report.text import render, table_and_law
 from lit_dps.storage.database import open_storage
@@ -216,7 +216,6 @@ def test_a_new_best_point_is_repeated_and_the_old_repeats_are_kept(url):
         (A, 3, [64, 64]),
         (B, 0, [96, 96]),
     ]
-    assert [*unused_repeats(found)] == [{"unused": 2, "when": "any more"}]
 
 
 def config(**kw):
