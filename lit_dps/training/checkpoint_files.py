@@ -152,7 +152,8 @@ class CheckpointFile:
     @property
     def name(self) -> str:
         """The name of the run's trial, for messages."""
-        return self.identity["name"]
+        # Stored names keep the former word for a sample.
+        return self.identity["name"].replace(" point ", " sample ")
 
     def is_due(self, age: float, run_ends: bool = False) -> bool:
         """Return True if a run is to be saved after a validation.

@@ -79,7 +79,7 @@ def test_a_long_trial_goes_on_where_it_was(tmp_path, whole, sent, workers):
 
     done = run(tmp_path, *LONG, *BUDGET, *options)
     assert done.returncode == ExitCode.NO_RESULT, done.stderr
-    steps = re.findall(r"B=16 S=0\.5 point \d resumes from step (\d+)", done.stderr)
+    steps = re.findall(r"B=16 S=0\.5 sample \d resumes from step (\d+)", done.stderr)
     assert steps and all(0 < int(step) < STEPS for step in steps), done.stderr
     assert table(tmp_path) == table(whole)
     assert found(tmp_path) == found(whole)
@@ -139,7 +139,7 @@ def test_a_trial_of_two_ranks_goes_on_too(tmp_path):
     process.wait(60)
     done = run(folders[0], *saved)
     assert done.returncode == ExitCode.NO_RESULT, done.stderr
-    assert len(re.findall(r"B=16 S=0\.5 point 0 resumes from step \d+", done.stderr)) == 1, (
+    assert len(re.findall(r"B=16 S=0\.5 sample 0 resumes from step \d+", done.stderr)) == 1, (
         done.stderr
     )
     done = run(folders[1], *LONG, *ddp)

@@ -36,7 +36,7 @@ def taken_up(folder: Path, trial: Trial, checks: tuple[int, ...], options: dict)
 
 def expected(trial: Trial, checks: tuple[int, ...]) -> dict:
     steps = [4 * sum(checks[: i + 1]) for i in range(len(checks))]
-    said = [f"{trial.cell} point {trial.point} resumes from step {step}" for step in steps]
+    said = [f"{trial.cell} sample {trial.point} resumes from step {step}" for step in steps]
     none = [None] * len(checks)
     return {"broken": none, "said": said, "same result": True, "same weights": True, "repeated": 0}
 
