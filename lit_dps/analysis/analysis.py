@@ -18,7 +18,7 @@ from lit_dps.analysis.delay import (
     delay_points,
     delay_rows,
 )
-from lit_dps.analysis.gradient_noise import NoiseLaw, noise_laws, noise_rows, reading_rows
+from lit_dps.analysis.gradient_noise import NoiseLaw, noise_laws, reading_rows
 from lit_dps.analysis.intervals import REPLICATES
 from lit_dps.analysis.law import Law, fit_law
 from lit_dps.analysis.law_tables import law_rows, series_curves
@@ -342,11 +342,6 @@ class Analysis:
     def term_ratios(self) -> pd.DataFrame:
         """One row a sparse series and batch size: terms over dense ones (`term_comparisons`)."""
         return term_ratio_rows(self.record, self.laws)
-
-    @cached_property
-    def noise_table(self) -> pd.DataFrame:
-        """One row a cell and a row a trial whose gradient noise was measured (`gradient_noise`)."""
-        return noise_rows(self.record)
 
     @cached_property
     def noise_readings(self) -> pd.DataFrame:

@@ -29,11 +29,6 @@ LINE_POINTS = 64
 ROUNDS = 10
 # Measurements that a line needs.
 MIN_MEASUREMENTS = 4
-# Columns of a line in `noise_rows`.
-_COLUMNS: tuple[str, ...] = (
-    *("measurements", "sigma2", "sigma2_error", "sigma2_resolved"),
-    *("m", "m_error", "m_resolved"),
-)
 
 
 class Readings(NamedTuple):
@@ -154,44 +149,6 @@ def _line(groups: Sequence[Readings]) -> np.ndarray:
     if rank < 2:
         return np.full(2, math.nan)
     return constants / np.array([1, scale])
-
-
-def noise_rows(record: StudyRecord) -> pd.DataFrame:
-    """Return the line of each cell over all its measured trials, then of each of these trials.
-
-    By series, batch size, then point. Columns: sparsity and further axes, batch_size [examples],
-    point (missing in the row of the cell), measurements, sigma2 and m, each with its standard error
-    (`_error`) and whether that resolves it (`_resolved`).
-    """
-    rows = []
-    for cell in record.cells:
-        trials = {}
-        for result in record.results[cell]:
-            readings = readings_of(result)
-            if readings is not None:
-                trials[result.trial.point] = readings
-        if not trials:
-            continue
-        names = {**columns_of(cell.series), "batch_size": cell.batch_size}
-        rows.append({**names, "point": None, **_columns(noise_law(list(trials.values())))})
-        for point, readings in trials.items():
-            rows.append({**names, "point": point, **_columns(noise_law([readings]))})
-    return frame(rows)
-
-
-def _columns(law: NoiseLaw | None) -> dict[str, Any]:
-    """Return the columns of a line; they are missing without one."""
-    if law is None:
-        return dict.fromkeys(_COLUMNS)
-    return {
-        "measurements": law.measurements,
-        "sigma2": law.variance,
-        "sigma2_error": law.variance_error,
-        "sigma2_resolved": law.is_variance_significant,
-        "m": law.factor,
-        "m_error": law.factor_error,
-        "m_resolved": law.is_factor_significant,
-    }
 
 
 def reading_rows(record: StudyRecord) -> pd.DataFrame:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import matplotlib
 import pandas as pd
 from matplotlib.axes import Axes
@@ -39,9 +37,9 @@ def notes(study: Analysis) -> list[str]:
     return []
 
 
-def tables(study: Analysis) -> Mapping[str, pd.DataFrame]:
-    """Return the rows of `gradient_noise.reading_rows` and of `gradient_noise.noise_rows`."""
-    return {NAME: study.noise_readings, "noise-laws": study.noise_table}
+def rows(study: Analysis) -> pd.DataFrame:
+    """Return the rows of `gradient_noise.reading_rows`."""
+    return study.noise_readings
 
 
 @matplotlib.rc_context(look.STYLE)

@@ -52,7 +52,7 @@ NAMES = {figure.NAME for figure in (*FIGURES, *COMPARISONS)}
 # Tables of a study that are not named as a figure (`publish.tables_of`, and second tables).
 TABLES = {
     *("table", "fits", "critical", "answer", "theory", "theory-ratios", "readings", "repeats"),
-    *("median-fits", "delay-law", "critical-delays", "isometry", "noise-laws"),
+    *("median-fits", "delay-law", "critical-delays", "isometry"),
     *(layers.COLLAPSE, lipschitz.MEANS, rates.PRICES, terms.CORRELATIONS),
 }
 REQUIRED = ("NAME", "missing", "notes")  # parts of a user's figure

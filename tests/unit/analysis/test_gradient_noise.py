@@ -121,15 +121,14 @@ def study(config=None):
 
 def test_table_and_figure(tmp_path, golden):
     found = study()
-    table = found.noise_table
-    assert len(table) == 4 * (1 + 3) and table["point"].isna().sum() == 4
-    cells = table[table["point"].isna()]
-    assert list(cells["measurements"]) == [33] * 4
-    assert (abs(cells["sigma2"] - 2) < 0.5).all() and cells["sigma2_resolved"].all()
+    laws = found.noise_law_of_series
+    assert len(laws) == 2
+    for law in laws.values():
+        assert law.measurements == 2 * 33
+        assert abs(law.variance - 2) < 0.5 and law.is_variance_significant
     files, notes = write_figures([FIGURE], [found], tmp_path)
     assert {path.name for path in files} == {
         "noise.csv",
-        "noise-laws.csv",
         "noise.png",
         "noise.pdf",
     } and notes == []
@@ -144,7 +143,7 @@ def test_a_study_without_it_says_nothing_of_it(tmp_path):
     plain = analysis_of({Cell(4): [result(Cell(4), 0, 160)]}, space={})
     assert write_figures([FIGURE], [plain], tmp_path) == ([], [])
     assert "smoothness.noise" in FIGURE.missing(plain)
-    assert len(plain.noise_table) == 0
+    assert plain.noise_law_of_series == {}
 
 
 def test_it_is_stored_and_older_results_have_none():
