@@ -9,6 +9,7 @@ import os
 import platform
 import shutil
 from collections.abc import Callable
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
@@ -141,7 +142,7 @@ def _available_bytes() -> float | None:
 def gpus() -> list[Check]:
     """Import PyTorch, and report each GPU with its memory and bf16 support."""
     try:
-        import torch
+        torch = import_module("torch")
     except Exception as error:
         return [Check("GPU", ERROR, f"PyTorch cannot be imported: {error}", "install torch again")]
     if not torch.cuda.is_available():

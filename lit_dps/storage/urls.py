@@ -18,30 +18,13 @@ SHORTEST_SECRET = 3  # characters: shorter ones are parts of ordinary words
 # A text that is no URL is shown only if it looks like a file path: any other may contain a
 # password.
 _PATH = re.compile(r"[\w ./\\+,~()-]*")
-_URL = re.compile(r"(?P<before>[^:/?#@]*?)(?P<scheme>[A-Za-z][\w+.-]*)://(?P<rest>.*)", re.DOTALL)
-_USER = re.compile(r"[\w.-]*")
-# A port has at most five digits; more may be a password.
-_HOST = re.compile(
-    r"[^:/?#]*(:\d{0,5})?([/?#].*)?|\[[\da-fA-F:.]+\](:\d{0,5})?([/?#].*)?", re.DOTALL
+# A URL that cannot be read in several ways. Only its password, options and tokens are hidden.
+_CLEAR_URL = re.compile(
+    r"(?P<before>(?:[\w. -]*=)?(?P<scheme>[A-Za-z][\w+.-]*)://)"
+    r"(?:(?P<user>[\w.-]*)(?P<password>:[^@:/?#\s]*)?@)?"
+    r"(?P<place>(?:[\w.-]*|\[[\da-fA-F:.]+\])(?::\d{0,5})?(?:/[^@?#\s]*)?)"
+    r"(?:\?(?P<options>[\w.=&;%+-]*))?"
 )
-# Options of drivers that hold no secret; the values of all others are hidden.
-_HARMLESS = {
-    "application_name",
-    "cache",
-    "charset",
-    "check_same_thread",
-    "connect_timeout",
-    "host",
-    "mode",
-    "port",
-    "sslmode",
-    "target_session_attrs",
-    "timeout",
-    "uri",
-    "user",
-    "username",
-}
-_RESERVED = re.compile(r"[@:/?#&;=\[\]\s]")
 
 
 def sqlite_file(url: str) -> Path | None:
@@ -74,9 +57,10 @@ def is_http(url: str) -> bool:
 
 
 def without_password(url: str) -> str:
-    """Return a URL with *** in place of passwords, tokens and values of unknown options.
+    """Return a URL with *** in place of its password, its options and a token.
 
-    A text that is no URL is returned unchanged if it looks like a path, else as ***.
+    If the URL can be read in several ways, only its scheme is shown. A text that is no URL is
+    returned unchanged if it looks like a path, else as ***.
     """
     return _redact(url).text
 
@@ -87,75 +71,57 @@ class _Redacted(NamedTuple):
     Attributes:
         text: The URL with *** in place of its secrets.
         secrets: The secrets.
+        is_clear: Whether the URL can be read in one way only.
     """
 
     text: str
     secrets: list[str]
+    is_clear: bool = True
 
 
 def _redact(url: str) -> _Redacted:
-    match = _URL.fullmatch(url)
-    if match is None:
-        if _PATH.fullmatch(url):
-            return _Redacted(url, [])
-        return _Redacted(HIDDEN, [url])
-    before = match["before"]
-    scheme = match["scheme"]
-    rest = match["rest"]
-    if before and not re.fullmatch(r"[\w. -]*=?", before):
-        return _Redacted(HIDDEN, [url])
-    secrets = []
-    user = ""
-    is_file = scheme.partition("+")[0] == "sqlite" and rest.startswith("/")
-    if not is_file:
-        if "@" in rest:
-            # A password may contain characters that should be quoted, so it ends at the last @.
-            user, rest = rest.rsplit("@", 1)
-            user = f"{_redact_user(scheme, user, secrets)}@"
-        if not _HOST.fullmatch(rest):
-            # Without an @ this may be user:password. Drivers may quote only the password.
-            secrets += [rest, rest.partition(":")[2]]
-            rest = HIDDEN
-    place = rest
-    if "?" in rest:
-        place, options = rest.split("?", 1)
-        place += f"?{_redact_options(options, secrets)}"
-    text = f"{before}{scheme}://{user}{place}"
-    if not text.isprintable():
-        return _Redacted(f"{scheme}://{HIDDEN}", [*secrets, rest])
+    place, _, options = url.partition("?")
+    if sqlite_file(url) is not None and place.isprintable():
+        hidden_options = f"?{HIDDEN}" if options else ""
+        return _Redacted(f"{place}{hidden_options}", _values_of(options))
+    if _PATH.fullmatch(url):
+        return _Redacted(url, [])
+    match = _CLEAR_URL.fullmatch(url)
+    if match is None or not url.isprintable():
+        return _redact_unclear(url)
+    secrets = _values_of(match["options"] or "")
+    text = match["before"]
+    if match["user"] is not None:
+        user = match["user"]
+        # A web server's user without a password is a token.
+        if user and not match["password"] and match["scheme"] in ("http", "https"):
+            secrets.append(user)
+            user = HIDDEN
+        text += user
+        if match["password"]:
+            secrets.append(match["password"][1:])
+            text += f":{HIDDEN}"
+        text += "@"
+    text += match["place"]
+    if match["options"]:
+        text += f"?{HIDDEN}"
     return _Redacted(text, secrets)
 
 
-def _redact_user(scheme: str, user: str, secrets: list[str]) -> str:
-    """Return the part before the @ of a URL without its secrets; append these to `secrets`."""
-    name, password = user, None
-    if ":" in user:
-        name, password = user.split(":", 1)
-    if password:
-        secrets.append(password)
-    # A web server's user without a password is a token.
-    if not _USER.fullmatch(name) or (name and not password and is_http(f"{scheme}://")):
-        secrets.append(name)
-        name = HIDDEN
-    if password is None:
-        return name
-    return f"{name}:{HIDDEN}"
+def _redact_unclear(url: str) -> _Redacted:
+    """Return the scheme of a URL that can be read in several ways, or *** for any other text."""
+    scheme, separator, rest = url.partition("://")
+    if not separator or not re.fullmatch(r"(?:[\w. -]*=)?[A-Za-z][\w+.-]*", scheme):
+        return _Redacted(HIDDEN, [url], is_clear=False)
+    # A password may contain characters that should be quoted, so it ends at the last @.
+    user = rest.rpartition("@")[0]
+    secrets = [url, rest, user, user.partition(":")[2], rest.partition(":")[2]]
+    return _Redacted(f"{scheme}://{HIDDEN}", secrets, is_clear=False)
 
 
-def _redact_options(options: str, secrets: list[str]) -> str:
-    """Return the options of a URL without possible secrets; append these to `secrets`."""
-    shown = []
-    for part in re.split(r"([&;])", options):
-        name, equals, value = part.partition("=")
-        if part in "&;" or (equals and unquote(name).lower() in _HARMLESS):
-            shown.append(part)
-        elif re.fullmatch(r"[\w.-]+", name) and equals:
-            secrets.append(value)
-            shown.append(f"{name}={HIDDEN}")
-        else:
-            secrets.append(part)
-            shown.append(HIDDEN)
-    return "".join(shown)
+def _values_of(options: str) -> list[str]:
+    """Return the values of the options of a URL."""
+    return [part.partition("=")[2] or part for part in re.split("[&;]", options)]
 
 
 def ui_command(uri: str) -> str:
@@ -179,35 +145,27 @@ def ui_hint(uri: str) -> str:
 def scrubbed(text: str, url: str) -> str:
     """Return the message of a database with *** in place of the secrets of its URL.
 
-    If the URL can be parsed in several ways, a fixed sentence replaces the message, because the
+    If the URL can be read in several ways, a fixed sentence replaces the message, because the
     message may contain parts of a secret.
     """
-    secrets = _redact(url).secrets
-    if any(_RESERVED.search(secret) for secret in secrets):
+    redacted = _redact(url)
+    if not redacted.is_clear:
         return "the message of the driver is not shown, because parts of the password may be in it"
-    return _replaced(text, secrets)
+    return _replaced(text, redacted.secrets)
 
 
 def scrubbed_of(text: str, url: str) -> str:
     """Return a message of lit_dps with *** in place of the secrets of a URL."""
-    if "://" in url:
-        return _replaced(text, _redact(url).secrets)
-    # The part before an @ or after a = may be a password.
-    if "@" in url or "=" in url:
-        return _replaced(text, [url])
-    return text
+    return _replaced(text, _redact(url).secrets)
 
 
 def _replaced(text: str, secrets: list[str]) -> str:
     """Return a text with *** in place of secrets, in all forms that a driver may print."""
-    # A driver may end a secret at a #, so the part before it is hidden, too.
-    beginnings = [secret.partition("#")[0] for secret in secrets]
-    for secret in [*secrets, *beginnings]:
+    for secret in sorted(secrets, key=len, reverse=True):
         if len(secret) < SHORTEST_SECRET:
             continue
-        forms = {secret, " ".join(secret.split()), secret.lower()}
-        forms |= {unquote(secret), unquote_plus(secret), quote(secret)}
-        for form in sorted(filter(None, forms), key=len, reverse=True):
+        forms = {secret, secret.lower(), unquote(secret), unquote_plus(secret), quote(secret)}
+        for form in sorted(forms, key=len, reverse=True):
             text = text.replace(form, HIDDEN)
     return text
 

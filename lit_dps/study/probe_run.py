@@ -18,9 +18,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_dps.core.attempt import Attempt
@@ -98,9 +100,7 @@ def probe_run(
         LightningLoop(settings, tuple(callbacks)).train(attempt, raise_if_stopped)
 
 
-def probe_fit(
-    settings: TrialSettings, trial: Trial, callback: Callback, seed: int | None = None
-) -> None:
+def probe_fit(settings: TrialSettings, trial: Trial, callback: Callback) -> None:
     """Train a trial until it ends or a callback raises `EndProbe`.
 
     A pruning pass before it is short.
@@ -109,7 +109,6 @@ def probe_fit(
         settings: The settings of the study.
         trial: The trial.
         callback: It is called after the study's callbacks.
-        seed: Seed of the run; None takes the seed of the trial.
 
     Raises:
         Exception: An error of the module, its data or a callback.
@@ -117,10 +116,33 @@ def probe_fit(
     attempt = Attempt(trial, settings.goal.build(), metrics=settings.metrics)
     fit = TrialFit.of(settings, attempt)
     fit.pruning.is_short = True
-    if seed is None:
-        seed = trial.seed_for("order")
-    with preserve_rng_state(seed=seed), suppress(EndProbe):
-        fit.trainer(last=[callback]).fit(fit.built.module, datamodule=fit.built.data)
+    with suppress(EndProbe):
+        train_fit(fit, trial, [callback])
+
+
+def train_fit(
+    fit: TrialFit, trial: Trial, callbacks: Sequence[Callback], checkpoint: Path | None = None
+) -> Trainer:
+    """Train a trial with the objects of a fit, and return its trainer.
+
+    Args:
+        fit: The objects with which Lightning trains the trial.
+        trial: The trial.
+        callbacks: They are called after the study's callbacks.
+        checkpoint: The checkpoint to resume from; None trains from the first step.
+
+    Raises:
+        UserError: If the trainer refuses its arguments.
+        Exception: An error of the module, its data or a callback.
+    """
+    with preserve_rng_state(seed=trial.seed_for("order")):
+        try:
+            trainer = fit.trainer(last=callbacks)
+        except (ValueError, TypeError, MisconfigurationException) as error:
+            raise UserError(f"trainer: {error}") from error
+        built = fit.built
+        trainer.fit(built.module, datamodule=built.data, ckpt_path=checkpoint, weights_only=True)
+    return trainer
 
 
 def read_first_batch(

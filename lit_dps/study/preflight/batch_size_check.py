@@ -10,8 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
@@ -28,24 +27,11 @@ from lit_dps.training.deterministic import full_float32
 ROUNDING = 1e-4
 ROUNDING_OF_HALF = 1e-2  # with less than 24 bits
 ABSOLUTE_ROUNDING = 1e-7
-REPEATS = 3  # validations of one network that measure how random its metrics are
-# A difference is random if it is at most this multiple of the ranges over `REPEATS` validations.
-RANDOM_RANGES = 3
 
 
-class Difference(NamedTuple):
-    """Two different values of a metric.
-
-    Attributes:
-        network: 0 for the untrained network, 1 for the network with noise on its weights.
-        values: The values of this network at two batch sizes.
-    """
-
-    network: int
-    values: tuple[float, float]
-
-
-def compare_metrics(settings: TrialSettings, trial: Trial, setup: StudySetup) -> list[str]:
+def compare_metrics(
+    settings: TrialSettings, trial: Trial, short: ShortTrial, setup: StudySetup
+) -> list[str]:
     """Compare the metrics of one network at both ends of the grid, and return notes.
 
     Two networks are validated at each end: the untrained network, and the same with noise on its
@@ -57,6 +43,7 @@ def compare_metrics(settings: TrialSettings, trial: Trial, setup: StudySetup) ->
     Args:
         settings: The settings of the study.
         trial: A dense trial at the smallest batch size of the grid.
+        short: A short trial there. `repeated_metrics` notes its random metrics.
         setup: The study.
 
     Returns:
@@ -85,19 +72,23 @@ def compare_metrics(settings: TrialSettings, trial: Trial, setup: StudySetup) ->
     others = [max(sizes)]
     if ragged is not None:
         others.append(ragged)
+    random = _random_metrics(short, ROUNDING)
     notes: list[str] = []
     for batch_size in others:
         other = with_cell(trial, batch_size=batch_size)
         metrics = untrained_metrics(settings, other)
         differences = _differences(smallest.networks, metrics.networks, rounding)
-        for metric, difference in differences.items():
-            if not _is_random(settings, (trial, other), metric, difference.network):
-                notes.append(_note_or_refusal(settings, (trial, other), metric, difference))
+        for metric, values in differences.items():
+            if metric not in random:
+                notes.append(_note_or_refusal(settings, (trial, other), metric, values))
     return list(dict.fromkeys(notes))
 
 
 def _note_or_refusal(
-    settings: TrialSettings, trials: tuple[Trial, Trial], metric: str, difference: Difference
+    settings: TrialSettings,
+    trials: tuple[Trial, Trial],
+    metric: str,
+    values: tuple[float, float],
 ) -> str:
     """Return the note on a metric that differs between two trials.
 
@@ -106,7 +97,7 @@ def _note_or_refusal(
     """
     shown = " and ".join(
         f"{value:.4g} at B = {trial.cell.batch_size}"
-        for trial, value in zip(trials, difference.values, strict=True)
+        for trial, value in zip(trials, values, strict=True)
     )
     if metric == settings.goal.monitored:
         raise ConfigError(
@@ -123,35 +114,39 @@ def repeated_metrics(short: ShortTrial, setup: StudySetup) -> list[str]:
 
     Such a metric is random, or it keeps a state from one validation to the next.
     """
-    if short.epochs.repeated is None:
-        return []
     notes = []
-    first, second = short.epochs.repeated
-    for metric, one in first.items():
-        two = second.get(metric, one)
-        if not _is_equal(one, two, _rounding(setup)):
-            notes.append(
-                f"{metric} of one network is {one:.4g} and then {two:.4g}: it is random, or keeps "
-                "a state from one validation to the next, and so the steps to the goal depend on it"
-            )
+    for metric, (one, two) in _random_metrics(short, _rounding(setup)).items():
+        notes.append(
+            f"{metric} of one network is {one:.4g} and then {two:.4g}: it is random, or keeps "
+            "a state from one validation to the next, and so the steps to the goal depend on it"
+        )
     return notes
+
+
+def _random_metrics(short: ShortTrial, rounding: float) -> dict[str, tuple[float, float]]:
+    """Return the two values of each metric that differs between two validations of one network."""
+    if short.epochs.repeated is None:
+        return {}
+    first, second = short.epochs.repeated
+    return _differences([first], [second], rounding)
 
 
 def _differences(
     first: Sequence[dict[str, float]], second: Sequence[dict[str, float]], rounding: float
-) -> dict[str, Difference]:
-    """Return the metrics that differ by more than rounding between two batch sizes.
+) -> dict[str, tuple[float, float]]:
+    """Return both values of the metrics that differ by more than rounding between networks.
 
-    If a metric differs for both networks, the larger relative difference is returned.
+    If a metric differs for several networks, the values of the largest relative difference are
+    returned.
     """
-    differences: dict[str, Difference] = {}
-    for network, (one, two) in enumerate(zip(first, second, strict=False)):
+    differences: dict[str, tuple[float, float]] = {}
+    for one, two in zip(first, second, strict=False):
         for metric in one.keys() & two.keys():
             values = (one[metric], two[metric])
             if _is_equal(*values, rounding):
                 continue
-            if metric not in differences or _gap(values) > _gap(differences[metric].values):
-                differences[metric] = Difference(network, values)
+            if metric not in differences or _gap(values) > _gap(differences[metric]):
+                differences[metric] = values
     return differences
 
 
@@ -204,43 +199,16 @@ def _in_full_precision(settings: TrialSettings) -> TrialSettings:
     return replace(settings, workload=workload)
 
 
-def _is_random(
-    settings: TrialSettings, trials: tuple[Trial, Trial], metric: str, network: int
-) -> bool:
-    """Return whether a metric is random enough to explain its difference between two trials.
-
-    The random range is taken over `REPEATS` seeds, for the network with this number.
-    `repeated_metrics` notes a random metric.
-    """
-    means = []
-    total_range = 0.0
-    for trial in trials:
-        values = []
-        for seed in range(REPEATS):
-            networks = untrained_metrics(settings, trial, seed).networks
-            if len(networks) > network:
-                values.append(networks[network][metric])
-        if not values:
-            return False
-        means.append(fmean(values))
-        total_range += max(values) - min(values)
-    gap = abs(means[0] - means[1])
-    return total_range > 0 and gap <= RANDOM_RANGES * total_range
-
-
-def untrained_metrics(
-    settings: TrialSettings, trial: Trial, seed: int | None = None
-) -> UntrainedMetrics:
+def untrained_metrics(settings: TrialSettings, trial: Trial) -> UntrainedMetrics:
     """Validate the untrained network of a trial, and the same network with noise on its weights.
 
     Args:
         settings: The settings of the study. Its validations must not stop early.
         trial: The trial; it is not trained.
-        seed: Seed of the random numbers in validation; None takes the seed of the trial.
     """
     metrics = UntrainedMetrics()
     with full_float32(), suppress(Exception):  # some modules cannot validate without training
-        probe_fit(settings, trial, metrics, seed)
+        probe_fit(settings, trial, metrics)
     return metrics
 
 

@@ -100,7 +100,7 @@ def _compare_with_largest(
     _check_same_validation(short, last)
     _check_batches_grow(settings, short, last)
     if _may_depend_on_batch_size(settings, short, last):
-        notes += compare_metrics(settings, with_cell(trial, sparsity=0.0), setup)
+        notes += compare_metrics(settings, with_cell(trial, sparsity=0.0), short, setup)
     return notes
 
 

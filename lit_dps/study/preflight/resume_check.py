@@ -24,9 +24,9 @@ from lit_dps.core.unit import SECONDS
 from lit_dps.engines.trial_settings import TrialSettings
 from lit_dps.study.data_hashes import fingerprint
 from lit_dps.study.preflight.short_trial import ShortGoal, build_short
+from lit_dps.study.probe_run import train_fit
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.checkpoint_files import CheckpointFile, Checkpoints
-from lit_dps.training.hidden_state import preserve_rng_state
 from lit_dps.training.workload import Built
 
 ROUNDING = 1e-6  # relative; results may depend on the alignment of tensors in memory
@@ -256,10 +256,7 @@ def _run(
     if not epochs.is_manual:
         epochs.first_batches *= LONGER
     recorder = _Recorder(epochs.goal)
-    with preserve_rng_state(seed=trial.seed_for("order")):
-        trainer = short.fit.trainer(last=[epochs, recorder])
-        built = short.fit.built
-        trainer.fit(built.module, datamodule=built.data, ckpt_path=checkpoint, weights_only=True)
+    train_fit(short.fit, trial, [epochs, recorder], checkpoint)
     run = recorder.run
     run.curve = short.attempt.curve
     run.status = short.attempt.status

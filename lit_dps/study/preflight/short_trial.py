@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from lightning.fabric.utilities.data import sized_len
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torchmetrics.metric import CompositionalMetric
@@ -34,9 +33,9 @@ from lit_dps.engines.lightning_loop import TrialFit
 from lit_dps.engines.metric_objects import metric_objects
 from lit_dps.engines.trial_settings import TrialSettings
 from lit_dps.module import ImageClassifier
+from lit_dps.study.probe_run import train_fit
 from lit_dps.training import GoalErrorCallback, lightning_private
 from lit_dps.training.checkpoint_files import CheckpointFile
-from lit_dps.training.hidden_state import preserve_rng_state
 from lit_dps.training.rate_curve import rate_curve, rate_remarks
 from lit_dps.training.step_count import refuse_too_large
 from lit_dps.training.training_pass import ends_of, has_indices, loss_of_output
@@ -156,21 +155,16 @@ def _fit(fit: TrialFit, trial: Trial, callbacks: Sequence[Callback], goal: Short
     Raises:
         UserError: if a class or its arguments are refused, or if the user's code fails.
     """
-    with preserve_rng_state(seed=trial.seed_for("order")):
-        try:
-            try:
-                trainer = fit.trainer(last=callbacks)
-            except (ValueError, TypeError, MisconfigurationException) as error:
-                raise UserError(f"trainer: {error}") from error
-            trainer.fit(fit.built.module, datamodule=fit.built.data)
-            fit.examples.find_full_batch(trainer)
-        except Exception as raised:
-            error = lightning_private.error_of_fit(raised)
-            user_error = find_user_error(error)
-            if user_error is not None:
-                raise user_error from error
-            message = one_line_of(error, trial) + _metric_hint(error, goal)
-            raise UserError(message, value=trial.cell) from error
+    try:
+        trainer = train_fit(fit, trial, callbacks)
+        fit.examples.find_full_batch(trainer)
+    except Exception as raised:
+        error = lightning_private.error_of_fit(raised)
+        user_error = find_user_error(error)
+        if user_error is not None:
+            raise user_error from error
+        message = one_line_of(error, trial) + _metric_hint(error, goal)
+        raise UserError(message, value=trial.cell) from error
     return trainer
 
 
