@@ -30,6 +30,8 @@ def print_cost(question: Question, clock: Clock) -> None:
         training = (trainings + noise) * question.training_seconds
         clock.announce(clock.spent + training + question.other_seconds(1 + LIKELY_RUNS))
         total = f"With start and figures it is at most about {clock.announced_text}."
+        if clock.announced > clock.budget:
+            total = f"The budget ends it after {clock.announced_text}, start and figures included."
         if clock.was_announced:
             total = (
                 f"An earlier command announced at most about {clock.announced_text} with start "

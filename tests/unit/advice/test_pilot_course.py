@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from lit_dps.advice import pilot_course
+from lit_dps.advice.announced_cost import print_cost
 from lit_dps.advice.options import MIN_ANSWER_SECONDS, Clock, Options
 from lit_dps.advice.pilot_course import (
     MAX_TRAININGS,
@@ -319,6 +320,16 @@ def test_the_announced_time_has_what_is_not_training(capsys):
     # Two pilots of 40 steps, 10 ms each, and the rest.
     assert course.clock.announced == pytest.approx(0.8 + 20.0, abs=0.1)
     assert "at most about 21 s in all" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("budget", "ends"), [(0.5, True), (math.inf, False)])
+def test_a_budget_below_the_announced_time_is_named(capsys, budget, ends):
+    question = question_with(FakeStore(), 1e-12)
+    clock = Clock(budget, SimpleNamespace(keep=lambda **values: None), 0.0)
+    print_cost(question, clock)
+    said = " ".join(capsys.readouterr().err.split())
+    assert ("The budget ends it after" in said) == ends
+    assert ("it is at most about" in said) != ends
 
 
 def test_a_resumed_command_keeps_what_the_first_one_announced(capsys):
