@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -59,14 +59,11 @@ class ForeignStudy(StorageError):
 
 def refuse_foreign_header(storage: RDBStorage, name: str) -> None:
     """Raise ForeignStudy if another program made the Optuna study of a header."""
-    study = study_id_of(storage, name)
-    if study is None:
-        return
-    attrs = storage.get_study_user_attrs(study)
-    if schema.FORMAT_ATTR in attrs or schema.MADE_BY in attrs:
-        return
-    if not _may_be_interrupted(storage, study, attrs, schema.HEADER_ATTRS):
-        raise ForeignStudy(name)
+
+    def is_header(study: int, attrs: Mapping[str, Any]) -> bool:
+        return schema.FORMAT_ATTR in attrs or schema.MADE_BY in attrs
+
+    _refuse_foreign(storage, name, schema.HEADER_ATTRS, is_header)
 
 
 def refuse_foreign_cells(storage: RDBStorage, name: str, cells: Iterable[Cell]) -> None:
@@ -81,33 +78,49 @@ def refuse_foreign_cells(storage: RDBStorage, name: str, cells: Iterable[Cell]) 
 
 def refuse_foreign_cell(storage: RDBStorage, study_name: str) -> None:
     """Raise ForeignStudy if another program made a cell's Optuna study, or one of its trials."""
-    study = study_id_of(storage, study_name)
-    if study is None:
-        return
-    with storage.engine.connect() as connection:
-        count = connection.execute(
-            _WITHOUT_POINT, {"key": schema.POINT_ATTR, "study": study}
-        ).scalar_one()
-    attrs = storage.get_study_user_attrs(study)
-    has_trials = storage.get_n_trials(study) > 0
-    is_complete = {schema.BATCH_SIZE, schema.SPARSITY} <= attrs.keys()
-    is_ours = (
-        has_trials or is_complete or _may_be_interrupted(storage, study, attrs, schema.CELL_ATTRS)
-    )
-    if count > 0 or not is_ours:
-        raise ForeignStudy(study_name)
+
+    def is_cell(study: int, attrs: Mapping[str, Any]) -> bool:
+        values = {"key": schema.POINT_ATTR, "study": study}
+        with storage.engine.connect() as connection:
+            foreign_trials = connection.execute(_WITHOUT_POINT, values).scalar_one()
+        is_complete = {schema.BATCH_SIZE, schema.SPARSITY} <= attrs.keys()
+        return not foreign_trials and (is_complete or storage.get_n_trials(study) > 0)
+
+    _refuse_foreign(storage, study_name, schema.CELL_ATTRS, is_cell)
 
 
 def refuse_foreign_advice(storage: RDBStorage, study_name: str) -> None:
     """Raise ForeignStudy if another program made the Optuna study of advice."""
-    study = study_id_of(storage, study_name)
+
+    def is_advice(study: int, attrs: Mapping[str, Any]) -> bool:
+        has_advice = not attrs.keys().isdisjoint(schema.ADVICE_ATTRS)
+        return has_advice and storage.get_n_trials(study) == 0
+
+    _refuse_foreign(storage, study_name, schema.ADVICE_ATTRS, is_advice)
+
+
+def _refuse_foreign(
+    storage: RDBStorage,
+    name: str,
+    our_attrs: Mapping[str, schema.Stored],
+    is_ours: Callable[[int, Mapping[str, Any]], bool],
+) -> None:
+    """Raise ForeignStudy if an Optuna study exists, and lit_dps did not make it.
+
+    Args:
+        storage: The storage.
+        name: The name of the Optuna study.
+        our_attrs: The attributes that lit_dps stores in such a study.
+        is_ours: Decides by the id of the study and its attributes.
+    """
+    study = study_id_of(storage, name)
     if study is None:
         return
     attrs = storage.get_study_user_attrs(study)
-    has_advice = not attrs.keys().isdisjoint(schema.ADVICE_ATTRS)
-    is_ours = has_advice and storage.get_n_trials(study) == 0
-    if not is_ours and not _may_be_interrupted(storage, study, attrs, schema.ADVICE_ATTRS):
-        raise ForeignStudy(study_name)
+    if is_ours(study, attrs):
+        return
+    if not _may_be_interrupted(storage, study, attrs, our_attrs):
+        raise ForeignStudy(name)
 
 
 def _may_be_interrupted(
