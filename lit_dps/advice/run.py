@@ -40,7 +40,13 @@ from lit_dps.advice.user_workload import (
     prepare_pilot,
     user_batch_size,
 )
-from lit_dps.core.environment import Environment, changes_since, described_otherwise
+from lit_dps.core.environment import (
+    COMPUTED,
+    SOURCES,
+    Environment,
+    changes_since,
+    described_otherwise,
+)
 from lit_dps.core.errors import ConfigError, StorageError, UserError, first_line
 from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.text import for_terminal, format_duration
@@ -171,9 +177,10 @@ def _check_and_ask(
         goal = dataclasses.replace(setup.goal, max_steps=proposal.max_steps)
         setup = dataclasses.replace(setup, goal=goal)
     probe_study, data = _check(setup, options, stored, proposal)
-    environment = environment_of(probe_study.setup, data)
+    before = stored.get("environment")
+    environment = environment_of(probe_study.setup, data, stored=[before] if before else [])
     refuse_changed_sources(sources, environment.sources)
-    _refuse_changed_code(setup.study.name, stored.get("environment"), environment)
+    _refuse_changed_code(setup.study.name, before, environment)
     spent, announced = stored.get("spent", 0.0), stored.get("announced", math.inf)
     clock = Clock(options.budget, store, spent, began, announced)
     if "timed" not in stored:
@@ -271,6 +278,14 @@ def _refuse_changed_code(
         )
 
 
+def _lacks_parts(stored: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Return True if an environment has no code or first steps to compare with the present ones."""
+    for entry in (SOURCES, COMPUTED):
+        if not now.get(entry, {}).keys() <= stored.get(entry, {}).keys():
+            return True
+    return bool(described_otherwise(stored, now))
+
+
 def _refused(name: str, message: str) -> UserError:
     """Return an error about the advice of a study."""
     return UserError(message, key="study.name", value=name)
@@ -322,7 +337,7 @@ def _ask_and_answer(
             if clock.budget < math.inf:
                 store.keep(budget=clock.budget)
             stored = session.stored.get("environment")
-            if stored is None or described_otherwise(stored, session.environment.content):
+            if stored is None or _lacks_parts(stored, session.environment.content):
                 store.keep(environment=session.environment.content)
             question = _measure(session)
             print_cost(question, clock)

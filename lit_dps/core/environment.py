@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,13 +20,19 @@ SINCE = "since"  # time of the first run in this environment: 2026-11-27 14:05
 THREADS = "threads"  # of each worker
 SOURCES = "sources"  # file of the user's code -> hashes of its bytes and of its syntax tree
 # Begins the hash of a class, function or value of a script: the version of the described text.
-OBJECT_TEXT = "text 3"
-# Byte code is of one version of Python: "text 3 of Python 3.11: ".
+OBJECT_TEXT = "text 4"
+# Byte code is of one version of Python: "text 4 of Python 3.11: ".
 _OBJECT_HASH = re.compile(r"(text \d+)(?: of (Python [\d.]+))?: ")
 # Values of the data's axes -> three hashes: of whole numbers and texts, of floats, and of the
 # processor and the versions that decide how floats are rounded.
 DATA = "data"
+# Results of the first steps of a script's model -> four texts: the value in few digits, its exact
+# text or hash, the trial, and the processor and the versions that decide how floats are rounded.
+COMPUTED = "computed"
 UNKNOWN = ["unknown"]  # in place of hashes
+# Largest relative difference of the first steps between processors and versions. Rounding changes
+# sums of float32 by about 1e-6, and products in TF32 by at most 2^-11.
+ROUNDING = 1e-3
 
 Hashes = Sequence[str]
 
@@ -65,13 +72,13 @@ class Environment:
     def code_key(self) -> str | None:
         """A key without the data and without comments in the code; None if it is not recorded.
 
-        A run without trials does not hash its data.
+        A run without trials does not hash its data, and does not compute first steps.
         """
         if not self.content:
             return None
         content = {}
         for name, value in self.content.items():
-            if name not in (KEY, SINCE, DATA):
+            if name not in (KEY, SINCE, DATA, COMPUTED):
                 content[name] = value
         # The second hash of a file is of its syntax tree. Compiled code has only the first one.
         # Earlier versions stored a third one.
@@ -132,7 +139,27 @@ def is_same_data(one: Hashes, other: Hashes) -> bool:
     return one[1] == other[1]
 
 
-SAME: dict[str, Callable[[Hashes, Hashes], bool]] = {SOURCES: is_same_source, DATA: is_same_data}
+def is_same_computed(one: Hashes, other: Hashes) -> bool:
+    """Return True if two results of the first steps agree, as far as they can be compared.
+
+    With another processor or other versions, numbers may differ by `ROUNDING`, and the options of
+    an optimizer are left out. Results of different trials cannot be compared.
+    """
+    if UNKNOWN in (list(one), list(other)) or one[2] != other[2]:
+        return True
+    if one[1] == other[1] or one[3] == other[3]:
+        return one[1] == other[1]
+    try:
+        return math.isclose(float(one[0]), float(other[0]), rel_tol=ROUNDING)
+    except ValueError:
+        return one[0].partition("(")[0] == other[0].partition("(")[0]
+
+
+SAME: dict[str, Callable[[Hashes, Hashes], bool]] = {
+    SOURCES: is_same_source,
+    DATA: is_same_data,
+    COMPUTED: is_same_computed,
+}
 
 
 def changed_parts(
@@ -145,7 +172,7 @@ def changed_parts(
     Args:
         stored: Environments of a study.
         now: The environment to compare.
-        entry: SOURCES or DATA.
+        entry: SOURCES, DATA or COMPUTED.
     """
     changed = []
     for name, version in now.get(entry, {}).items():
@@ -158,10 +185,11 @@ def changed_parts(
 
 
 def changes_since(stored: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -> list[str]:
-    """Return the files and data of an environment that differ from all stored environments.
+    """Return the files, data and first steps that differ from all stored environments.
 
     Returns:
-        Words such as "my_code.py" and "the data at noise=0.5".
+        Words such as "my_code.py", "the data at noise=0.5" and "the first steps of your model
+        (training loss 2.31, was 2.3)".
     """
     words = changed_parts(stored, now, SOURCES)
     for axes in changed_parts(stored, now, DATA):
@@ -169,6 +197,14 @@ def changes_since(stored: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -
         if axes:
             text += f" at {axes}"
         words.append(text)
+    steps = []
+    for name in changed_parts(stored, now, COMPUTED):
+        value = now[COMPUTED][name][0]
+        versions = [each[COMPUTED][name] for each in stored if name in each.get(COMPUTED, {})]
+        before = versions[-1][0]
+        steps.append(f"other {name}" if value == before else f"{name} {value}, was {before}")
+    if steps:
+        words.append(f"the first steps of your model ({'; '.join(steps)})")
     return words
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import lit_dps.core.trial as flags
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.environment import (
+    COMPUTED,
     DATA,
     KEY,
     SINCE,
@@ -311,7 +312,7 @@ def versions_of_parts(study: Analysis) -> Iterator[Values]:
     """Yield each file of the user's code, or of the data, that has several versions."""
     used = used_environments(study)
     counts = _count_environments(study)
-    for entry in (SOURCES, DATA):
+    for entry in (SOURCES, DATA, COMPUTED):
         names: dict[str, None] = {}
         for environment in used:
             names |= dict.fromkeys(environment.get(entry, {}))
@@ -334,6 +335,8 @@ def _part_name(entry: str, name: str) -> str:
     """Return a file of the code, or the data, in words."""
     if entry == SOURCES:
         return name
+    if entry == COMPUTED:
+        return f"the {name} of the first steps"
     if not name:
         return "the data"
     return f"the data at {name}"

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from typing import Any
 
 from lightning.pytorch import LightningDataModule
 
-from lit_dps.core.environment import DATA, SOURCES, THREADS, Environment, with_key
+from lit_dps.core.environment import (
+    COMPUTED,
+    DATA,
+    SOURCES,
+    THREADS,
+    UNKNOWN,
+    Environment,
+    with_key,
+)
+from lit_dps.core.progress_line import print_wrapped
 from lit_dps.core.record import HARDWARE
 from lit_dps.core.user_code import is_installed, texts_in
 from lit_dps.study.data_hashes import data_hashes
+from lit_dps.study.first_steps import first_steps
 from lit_dps.study.hardware import hardware
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.sources import source_hashes
@@ -20,14 +31,19 @@ from lit_dps.tracking.sync import environment_tags
 
 
 def environment_of(
-    setup: StudySetup, data: LightningDataModule, reads_data: bool = True
+    setup: StudySetup,
+    data: LightningDataModule,
+    reads_data: bool = True,
+    stored: Sequence[Mapping[str, Any]] = (),
 ) -> Environment:
     """Return the environment of this process. Call it after the dry run has imported all classes.
 
     Args:
         setup: The study.
         data: The data module, set up.
-        reads_data: Whether to hash the data. This is not needed if no trial will run.
+        reads_data: Whether to hash the data and to train the first steps of a script's model. This
+            is not needed if no trial will run.
+        stored: The stored environments of the study.
 
     Returns:
         Versions, machine, threads and hashes, with a key.
@@ -44,6 +60,16 @@ def environment_of(
     }
     if reads_data:
         content[DATA] = data_hashes(setup)
+        computed = first_steps(setup, stored)
+        if computed:
+            content[COMPUTED] = computed
+        random = [name for name, version in computed.items() if version == UNKNOWN]
+        if random:
+            print_wrapped(
+                f"note: A resumed study cannot compare these values: {', '.join(random)}. Two runs "
+                "of the first steps differ, or fail. Does your code draw numbers without the seed "
+                "of the trial?"
+            )
     return Environment(with_key(content, datetime.now().strftime("%Y-%m-%d %H:%M")))
 
 

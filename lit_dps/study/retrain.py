@@ -158,7 +158,7 @@ def _changes_since(
     environments = [each for each in record.environments if each.get(KEY) == stored.environment]
     if not environments or ranks.rank():
         return None
-    changes = changes_since(environments, environment_of(setup, data).content)
+    changes = changes_since(environments, environment_of(setup, data, stored=environments).content)
     if not changes:
         return None
     verb = "is" if len(changes) == 1 else "are"

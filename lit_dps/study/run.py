@@ -133,7 +133,9 @@ def _prepare(setup: StudySetup, stop: StopRequest, options: RunOptions) -> _Stud
     # Hashed before anything is imported, and compared afterwards: files may change in between.
     sources = source_hashes(setup.config(), is_start=True)
     checked = check_study(setup)
-    environment = environment_of(setup, checked.data, reads_data=checked.trials_remain)
+    environment = environment_of(
+        setup, checked.data, checked.trials_remain, stored=checked.environments
+    )
     refuse_changed_sources(sources, environment.sources)
     # After the hashes of the code, so that an edit of a figure is no change of the study's code.
     for name in setup.study.figures:

@@ -13,7 +13,7 @@ from lightning.pytorch import LightningDataModule
 
 from lit_dps.core.attempt import AttemptRules
 from lit_dps.core.config import StorageConfig, StudyConfig, cores
-from lit_dps.core.environment import DATA, SOURCES, Environment
+from lit_dps.core.environment import COMPUTED, DATA, SOURCES, Environment
 from lit_dps.core.goal import Goal
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.record import StudyRecord, remaining_points, shared_cells
@@ -222,7 +222,8 @@ class StudySetup:
         minutes = self.study.checkpoint_minutes
         if minutes is None:
             return None
-        environment = {SOURCES: self.environment.sources, DATA: self.environment.data}
+        content = self.environment.content
+        environment = {name: content.get(name, {}) for name in (SOURCES, DATA, COMPUTED)}
         folder = self.storage.checkpoints(self.study.name)
         return Checkpoints(folder, self.uid, minutes, environment=environment)
 

@@ -20,16 +20,19 @@ from lit_dps.core.errors import UserError
 from lit_dps.core.identity import OBJECTS
 from lit_dps.core.record import setting
 from lit_dps.core.user_code import PROCESS_START, is_user_file, texts_in
-from lit_dps.training.code_tree import is_edited, strip_docstrings
-from lit_dps.training.method_attributes import function_of_member, stored_in_use
-from lit_dps.training.object_paths import MAIN
-from lit_dps.training.user_objects import hashes_of_class
+from lit_dps.study.script_code import hashes_of_path
+from lit_dps.training.code_text import MAIN, function_of_member, is_edited
 
+GUARD_HINT = (
+    'Workers run the script without its block `if __name__ == "__main__"`: set the values of your '
+    "classes above it, or use one worker."
+)
 LENGTH = 16  # hexadecimal digits of a hash
+_WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 MACHINE_MODULES = ("sitecustomize", "usercustomize")  # they differ between installations
 # Prefixes of class paths that only the script or notebook can import that runs lit_dps.
-_LOCAL = (f"{MAIN[0]}.", f"{OBJECTS}.")
-_hashes_of_local = cache(hashes_of_class)
+LOCAL = (f"{MAIN[0]}.", f"{OBJECTS}.")
+_hashes_of_local = cache(hashes_of_path)
 
 
 def source_hashes(config: Any, is_start: bool = False) -> dict[str, list[str]]:
@@ -38,8 +41,8 @@ def source_hashes(config: Any, is_start: bool = False) -> dict[str, list[str]]:
     The first hash is of the file's bytes. The second is of its syntax tree without docstrings and
     without blocks below `if __name__ == "__main__"`. So comments and formatting do not change the
     second hash. From a script or a notebook, each class and function that the configuration names
-    is hashed, with the functions, classes and values of the script that its code reads. These
-    hashes stay the same until `is_start`, because values may change in training.
+    is hashed, with the functions, classes and constants of the script that its code names. These
+    hashes stay the same until `is_start`.
 
     Args:
         config: The nested configuration, whose texts may be class paths.
@@ -47,14 +50,13 @@ def source_hashes(config: Any, is_start: bool = False) -> dict[str, list[str]]:
 
     Returns:
         Hashes by file name, such as my_code.py or package/model.py, or by path, such as
-        `__main__.Net`; `UNKNOWN` for a value that cannot be compared.
+        `__main__.Net`; `UNKNOWN` for a constant that code assigns.
 
     Raises:
         UserError: if a command starts after an imported file was edited.
     """
     if is_start:
         _hashes_of_local.cache_clear()
-        stored_in_use.cache_clear()  # a reload may change a class in place
     hashes: dict[str, list[str]] = {}
     texts = list(texts_in(config))
     figures = _figures(config, texts)
@@ -68,7 +70,7 @@ def source_hashes(config: Any, is_start: bool = False) -> dict[str, list[str]]:
                 _refuse_edited(module)
             hashes[_place_of(name, Path(file))] = _hashes_of_file(file)
     for text in texts:
-        if text.startswith(_LOCAL):
+        if text.startswith(LOCAL):
             for place, each in _hashes_of_local(text).items():
                 if hashes.get(place) != UNKNOWN:
                     hashes[place] = each
@@ -148,11 +150,8 @@ def refuse_changed_sources(began: Mapping[str, Any], now: Mapping[str, Any]) -> 
     if not changed:
         return
     hint = "Finish your edits, then start the command again."
-    if any(name.startswith(_LOCAL) for name in changed):
-        hint += (
-            ' Workers run the script without its block `if __name__ == "__main__"`: set the values '
-            "of your classes above it, or use one worker."
-        )
+    if any(name.startswith(LOCAL) for name in changed):
+        hint += f" {GUARD_HINT}"
     raise UserError(f"{', '.join(changed)} changed while the command ran. {hint}", value=changed)
 
 
@@ -176,10 +175,11 @@ def _hashes(file: str, modified: int, size: int) -> list[str]:
 def _tree(source: str | bytes) -> bytes:
     """Return the syntax tree of a source as bytes, without docstrings and script blocks."""
     tree = ast.parse(source)
-    strip_docstrings(tree)
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list):
+            if isinstance(node, _WITH_DOCSTRING) and ast.get_docstring(node) is not None:
+                del body[0]
             body[:] = [statement for statement in body if not _is_script(statement)]
     return ast.dump(tree).encode()
 

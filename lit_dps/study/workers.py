@@ -41,6 +41,7 @@ from lit_dps.parallel.process import (
 from lit_dps.storage.header import seed_of_trials
 from lit_dps.storage.samplers import make_sampler
 from lit_dps.storage.trial_queue import TrialQueue
+from lit_dps.study.first_steps import refuse_other_first_steps
 from lit_dps.study.progress_event import ProgressEvent, ProgressReporter
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.sources import (
@@ -318,6 +319,8 @@ def _worker(setup: StudySetup, sender: Connection, leaving: Event, reports_progr
     with interruptible(stop):
         try:
             _import_sources(setup)
+            prepare_process()
+            refuse_other_first_steps(setup)
             for result in work(setup, stop, send if reports_progress else None):
                 send(result)
             send(None)

@@ -19,15 +19,17 @@ from typing import Any, NamedTuple
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch import nn
 
-from lit_dps.core.environment import UNKNOWN
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.identity import OBJECTS
 from lit_dps.core.registry import class_at
-from lit_dps.training.code_tree import attribute_or_none
+from lit_dps.training.code_text import attribute_or_none
 from lit_dps.training.hidden_state import preserve_rng_state
-from lit_dps.training.method_attributes import stored_in_use
-from lit_dps.training.object_difference import Difference, compare_objects, is_plain
-from lit_dps.training.object_text import code_hashes
+from lit_dps.training.object_difference import (
+    Difference,
+    compare_objects,
+    is_plain,
+    stored_by_hooks,
+)
 
 BASES = {"model": LightningModule, "data": LightningDataModule}
 EXAMPLES = {
@@ -131,29 +133,16 @@ def _registered(cls: type, name: str) -> str:
     return f"{OBJECTS}.{name}"
 
 
-def hashes_of_class(path: str) -> dict[str, list[str]]:
-    """Return the hashes of a class that only this process can import, and of what its code reads.
-
-    For the class of a function, these are the hashes of the function.
-
-    Returns:
-        Hashes by name, as `code_hashes`; `UNKNOWN` without a class of this path.
-    """
-    module, _, name = path.rpartition(".")
-    cls = getattr(sys.modules.get(module), name, None)
-    if cls is None:
-        return {path: UNKNOWN}
-    factory = vars(cls).get(_FACTORY)
-    if factory is not None:
-        return code_hashes(factory.function, factory.section)
-    return code_hashes(cls, path)
-
-
-class _Factory(NamedTuple):
+class Factory(NamedTuple):
     """A function that makes a module or data module."""
 
     section: str
     function: Callable[..., Any]
+
+
+def factory_of_class(cls: type) -> Factory | None:
+    """Return the function that makes the objects of a class; None for another class."""
+    return vars(cls).get(_FACTORY)
 
 
 def _class_path_of_factory(section: str, factory: Callable[..., Any]) -> str:
@@ -201,7 +190,7 @@ def _class_path_of_factory(section: str, factory: Callable[..., Any]) -> str:
         "__new__": make,
         "__init__": never_called,
         "__module__": OBJECTS,
-        _FACTORY: _Factory(section, factory),
+        _FACTORY: Factory(section, factory),
     }
     cls = type(name, (base,), members)
     return _registered(cls, name)
@@ -251,7 +240,7 @@ def _cannot_rebuild(section: str, cls: type, why: str) -> ConfigError:
 def _config_of_instance(section: str, instance: Any, is_compiled: bool) -> ObjectConfig:
     """Return how to make an object like an existing one, if its arguments can be recovered."""
     cls = type(instance)
-    stored_in_use.cache_clear()  # a reload may change a class in place
+    stored_by_hooks.cache_clear()  # a reload may change a class in place
     arguments = _recovered_arguments(section, instance)
     _refuse_objects(section, cls, arguments)
     difference = _refuse_difference(section, instance, arguments)

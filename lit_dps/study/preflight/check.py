@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from lightning.pytorch import LightningDataModule
 
@@ -43,10 +43,12 @@ class CheckedStudy(NamedTuple):
     Attributes:
         data: Its data module, set up for training.
         trials_remain: Whether trials of the study remain.
+        environments: The stored environments of the study.
     """
 
     data: LightningDataModule
     trials_remain: bool
+    environments: Sequence[Mapping[str, Any]] = ()
 
 
 def check_study(setup: StudySetup) -> CheckedStudy:
@@ -81,7 +83,7 @@ def check_study(setup: StudySetup) -> CheckedStudy:
     check_unchanged(storage.optuna_url, name, setup.identity(data), setup.study, setup.spaces)
     if setup.study.best_of is not None and trials_remain:
         _check_best_of(setup)
-    return CheckedStudy(data, trials_remain)
+    return CheckedStudy(data, trials_remain, () if record is None else record.environments)
 
 
 def _check_best_of(setup: StudySetup) -> None:

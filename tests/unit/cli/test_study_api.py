@@ -8,11 +8,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 import lit_dps
 from lit_dps import api
 from lit_dps.core.errors import Unguarded
 from lit_dps.core.search_space import Range
+from lit_dps.storage.header import StudyChanged
 from tests.e2e import advised_user
 from tests.support.errors import refuses
 
@@ -121,6 +123,35 @@ def test_classes_of_this_process_train_in_it():
             SPACE,
             workers=2,
         )
+
+
+def test_a_study_resumes_if_its_function_trains_the_same():
+    settings, rate = {"scale": 1.0}, 1e-4
+
+    def make(lr=0.1):
+        module = advised_user.Module(lr)
+        module.layer.weight.data *= settings["scale"]
+        settings["calls"] = settings.get("calls", 0) + 1
+        module.configure_optimizers = lambda: torch.optim.AdamW(module.parameters(), rate)
+        return module
+
+    def run(trials, **options):
+        arguments = (advised_user.Data, GOAL, [64], SPACE)
+        common = {"name": "function", "trainer": CPU, "study": QUICK, "trials": trials}
+        return lit_dps.study(make, *arguments, **common, **options)
+
+    run(1)
+    assert len(run(2).trials) == 2
+    settings["scale"] = 2.0
+    with pytest.raises(StudyChanged) as caught:
+        run(3)
+    [part] = caught.value.parts
+    assert "norm of the initial weights" in part and "parameters" not in part
+    settings["scale"], rate = 1.0, 2e-4
+    with pytest.raises(StudyChanged) as caught:
+        run(3)
+    assert caught.value.parts[0] == "model.rate"
+    assert len(run(3, accept_code_change=True).trials) == 3
 
 
 @pytest.fixture

@@ -221,8 +221,9 @@ class Net(Base):
     ("old", "new", "names"),
     [
         ("WIDTH = 3", "WIDTH = 4", ["__main__.WIDTH"]),
-        ("depth = 1", "depth = 2", ["__main__.Block"]),
-        ("rate = 1", "rate = 2", ["__main__.Base"]),
+        ("depth = 1", "depth = 2", ["__main__.Block.depth"]),
+        ("rate = 1", "rate = 2", ["__main__.Base.rate"]),
+        ("rate = 1", "rate, more = 1, 1", ["__main__.Base"]),
         ("WIDTH + START", "WIDTH - START", ["__main__.helper"]),
         ("self.block = Block()", "self.block = Block", ["__main__.Net"]),
         ("UNUSED = 1", "UNUSED = 2", []),
@@ -247,12 +248,12 @@ def test_a_clock_with_an_annotation_is_a_clock(monkeypatch, tmp_path):
 def test_a_value_that_the_model_changes_is_unknown_though_the_data_only_reads_it(
     monkeypatch, tmp_path
 ):
-    code = "COUNTS = []\nclass Net:\n    def step(self): COUNTS.append(1)\n"
-    code += "class Data:\n    def step(self): return COUNTS\n"
+    code = "COUNT = 0\nclass Net:\n    def step(self):\n        global COUNT\n        COUNT += 1\n"
+    code += "class Data:\n    def step(self): return COUNT\n"
     main_with(monkeypatch, tmp_path, "one.py", code, file=True)
     for paths in (["__main__.Net", "__main__.Data"], ["__main__.Data", "__main__.Net"]):
         hashes = source_hashes(paths, is_start=True)
-        assert hashes["__main__.COUNTS"] == UNKNOWN
+        assert hashes["__main__.COUNT"] == UNKNOWN
 
 
 def test_a_file_of_figures_is_code_if_the_model_is_in_it(imported):
@@ -331,7 +332,7 @@ def test_an_edited_function_is_refused_and_a_moved_or_removed_one_is_not(
 
 
 def test_objects_that_another_version_described_are_named():
-    stored = {"a": ["text 2: 1"], "b": ["text 3: 1"], "c": ["text 3 of Python 3.11: 1"]}
-    now = {"a": ["text 3: 1"], "b": ["text 3: 2"], "c": ["text 3 of Python 3.12: 1"], "d": ["1"]}
+    stored = {"a": ["text 3: 1"], "b": ["text 4: 1"], "c": ["text 4 of Python 3.11: 1"]}
+    now = {"a": ["text 4: 1"], "b": ["text 4: 2"], "c": ["text 4 of Python 3.12: 1"], "d": ["1"]}
     assert described_otherwise({SOURCES: stored}, {SOURCES: now}) == ["a", "c"]
     assert changed_parts([{SOURCES: stored}], {SOURCES: now}, SOURCES) == ["b"]

@@ -1,0 +1,257 @@
+"""Hashes of the code of a script or notebook: classes, functions, and the constants they name.
+
+For example, `lambda lr: Net(build(WIDTH), lr)` names the class `Net`, the function `build` and the
+constant WIDTH. Their code names further ones. Other values, such as dicts and arrays, are left to
+`lit_dps.study.first_steps`, which compares what the code computes.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import pathlib
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import torch
+
+from lit_dps.core.aliases import RENAMED_METHODS
+from lit_dps.core.environment import OBJECT_TEXT, UNKNOWN
+from lit_dps.core.user_code import is_user_file, is_user_module
+from lit_dps.training.code_text import (
+    MAIN,
+    PROCESS_MODULES,
+    READS_GLOBAL,
+    byte_code,
+    is_importable,
+    names_in,
+    path_of,
+)
+from lit_dps.training.user_objects import factory_of_class
+
+HASH_LENGTH = 16  # hexadecimal digits
+_CONSTANTS = (
+    *(bool, int, float, complex, str, bytes, range, type(None), type(...)),
+    *(np.generic, torch.dtype, torch.device, pathlib.PurePath),
+)
+# Objects that hold a function, and the names under which they hold it.
+_HOLDERS = (
+    *(property, classmethod, staticmethod, types.MethodType),
+    *(functools.partial, functools.partialmethod, functools.cached_property),
+    type(functools.cache(len)),
+)
+_HELD = (
+    *("fget", "fset", "fdel", "__func__", "__self__", "__wrapped__", "func", "args", "keywords"),
+)
+# Functions whose results differ in each process.
+_CLOCKS = (
+    *("time", "time_ns", "perf_counter", "monotonic", "now", "utcnow", "today", "strftime"),
+    *("uuid1", "uuid4", "getpid", "mkdtemp"),
+)
+# Code that assigns a variable of an outer function, a global or an attribute.
+_ASSIGNS = ("STORE_DEREF", "STORE_GLOBAL", "STORE_ATTR")
+
+
+def hashes_of_path(path: str) -> dict[str, list[str]]:
+    """Return the hashes of a class that only this process can import, and of what its code names.
+
+    For the class of a function, these are the hashes of the function.
+
+    Returns:
+        Hashes by name, such as `__main__.Net`; `UNKNOWN` for a constant that code assigns, and
+        without a class of this path.
+    """
+    module, _, name = path.rpartition(".")
+    cls = getattr(sys.modules.get(module), name, None)
+    if cls is None:
+        return {path: UNKNOWN}
+    factory = factory_of_class(cls)
+    if factory is None:
+        return code_hashes(cls, path)
+    return code_hashes(factory.function, factory.section)
+
+
+def code_hashes(item: Any, name: str) -> dict[str, list[str]]:
+    """Return the hashes of a function or class, and of the code and constants that it names."""
+    walk = _CodeWalk()
+    walk.code[name] = ""
+    if isinstance(item, (type, types.FunctionType)):
+        walk.add(item, name)
+    else:  # such as a partial
+        walk.code[name] += walk.text_of(item)
+    for path, (operation, _) in sorted(walk.constants.items()):
+        owner, _, attribute = path.rpartition(".")
+        # A new constant may replace one of a base class.
+        if operation == "STORE_ATTR" and (operation, attribute) not in walk.assigned:
+            walk.code[owner] += f"{attribute},"
+    hashes = {}
+    python = f"Python {sys.version_info.major}.{sys.version_info.minor}"
+    for path, text in walk.code.items():
+        hashes[path] = _hash(f"{OBJECT_TEXT} of {python}", text)
+    for path, (operation, text) in walk.constants.items():
+        if path in walk.code:  # such as a decorated function
+            hashes[path] = _hash(f"{OBJECT_TEXT} of {python}", walk.code[path] + text)
+            continue
+        hashes[path] = _hash(OBJECT_TEXT, text)
+        if (operation, path.rpartition(".")[2]) in walk.assigned:
+            hashes[path] = UNKNOWN
+    return hashes
+
+
+def _hash(version: str, text: str) -> list[str]:
+    digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()
+    return [f"{version}: {digest[:HASH_LENGTH]}"]
+
+
+class _CodeWalk:
+    """Collects the code and the constants that code of the user names.
+
+    Attributes:
+        code: Texts of functions and classes, by the path of the outermost one.
+        constants: The operation that assigns a constant, and its text, by path.
+        assigned: Operations and names of the assignments in the code.
+    """
+
+    def __init__(self):
+        self.code: dict[str, str] = {}
+        self.constants: dict[str, tuple[str, str]] = {}
+        self.assigned: set[tuple[str, str]] = set()
+        self._items: dict[int, Any] = {}
+
+    def text_of(self, value: Any) -> str:
+        """Return the text of a constant, or the path of code; "" for other values."""
+        if isinstance(value, Enum):
+            return f"{self.text_of(type(value))}.{value.name} {self.text_of(value.value)}"
+        if isinstance(value, _CONSTANTS):
+            return repr(value)
+        if isinstance(value, (tuple, frozenset)):
+            texts = [f"{self.text_of(each)}," for each in value]
+            if isinstance(value, frozenset):
+                texts.sort()
+            return f"{self.text_of(type(value))}{texts}"
+        if isinstance(value, _HOLDERS):
+            return self._text_of_holder(value)
+        if isinstance(value, (type, types.FunctionType)):
+            outermost = path_of(value).removesuffix(value.__qualname__)
+            self.add(value, outermost + value.__qualname__.partition(".")[0])
+            return path_of(value)
+        if isinstance(value, types.BuiltinFunctionType):
+            return value.__qualname__
+        if not isinstance(value, types.ModuleType):
+            self.text_of(type(value))  # the class of an object
+            rules = getattr(type(value), "__dataclass_params__", None)
+            if is_dataclass(value) and rules is not None and rules.frozen:
+                return self.text_of(tuple(getattr(value, each.name) for each in fields(value)))
+        return ""
+
+    def _text_of_holder(self, holder: Any) -> str:
+        texts = [type(holder).__name__]
+        for name in _HELD:
+            held = getattr(holder, name, None)
+            if isinstance(held, dict):  # keywords
+                held = tuple(sorted(held.items()))
+            texts.append(self.text_of(held))
+        return repr(texts)
+
+    def add(self, item: Any, path: str) -> None:
+        """Add the code of a function or class, unless another process can import it."""
+        if id(item) in self._items:
+            return
+        self._items[id(item)] = item  # an id is unique only as long as its object lives
+        if is_importable(item):
+            return
+        if isinstance(item, type):
+            text = ""
+            if item.__module__ in PROCESS_MODULES or is_user_module(item.__module__):
+                text = self._text_of_class(item, path)
+        else:
+            text = self._text_of_function(item, path)
+        # Functions in a function, for example, have one path.
+        self.code[path] = self.code.get(path, "") + text
+
+    def _text_of_function(self, function: types.FunctionType, path: str) -> str:
+        code = function.__code__
+        text = code.co_qualname
+        if is_user_file(code.co_filename):  # not the wrapper of a library's decorator
+            text = byte_code(code)
+            for operation in _ASSIGNS:
+                names = names_in(code, operation)
+                if operation == "STORE_DEREF":
+                    names &= {*code.co_freevars}
+                self.assigned |= {(operation, name) for name in names}
+        defaults = (function.__defaults__, tuple(sorted((function.__kwdefaults__ or {}).items())))
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            with suppress(ValueError):  # an empty cell
+                if name != "__class__":
+                    self._add_constant("STORE_DEREF", f"{path}.{name}", cell.cell_contents)
+        if function.__globals__.get("__name__") in PROCESS_MODULES:
+            variables = function.__globals__
+            for name in sorted(names_in(code, *READS_GLOBAL) & variables.keys()):
+                if not name.startswith("__"):
+                    self._add_constant("STORE_GLOBAL", f"{MAIN[0]}.{name}", variables[name])
+        return repr((text, self.text_of(defaults)))
+
+    def _add_constant(self, operation: str, path: str, value: Any) -> None:
+        """Add a constant, unless it is code or an object."""
+        text = self.text_of(value)
+        is_clock = operation == "STORE_GLOBAL" and path in _paths_of_clocks()
+        if is_clock:
+            self.assigned.add((operation, path.rpartition(".")[2]))
+        if text and text != path:
+            if operation != "STORE_GLOBAL":  # functions in a function have one path
+                text = self.constants.get(path, ("", ""))[1] + text
+            self.constants[path] = (operation, text)
+
+    def _text_of_class(self, cls: type, path: str) -> str:
+        texts = [self.text_of(base) for base in cls.__bases__]
+        for name, member in _members_of(cls):
+            if isinstance(member, _CONSTANTS):
+                self._add_constant("STORE_ATTR", f"{path}.{name}", member)
+                continue
+            text = self.text_of(member)
+            if text:
+                texts.append(f"{name} {text}")
+        return repr(texts)
+
+
+def _members_of(cls: type) -> Iterator[tuple[str, Any]]:
+    """Yield the members that the body or a decorator of a class defines, by name."""
+    members = dict(vars(cls))
+    for former, new in RENAMED_METHODS.items():
+        if members.get(new) is members.get(former):
+            members.pop(new, None)  # by `adopt_former_methods`
+    if issubclass(cls, Enum):
+        members |= {name: each.value for name, each in cls.__members__.items()}
+    for name, member in sorted(members.items()):
+        is_made = name.startswith("_") and name.endswith("_")  # by Python, unless it is code
+        if not is_made or isinstance(member, (types.FunctionType, *_HOLDERS)):
+            yield name, member
+
+
+def _paths_of_clocks() -> set[str]:
+    """Return the globals that the script sets by the clock, such as `START = time.time()`."""
+    file = getattr(sys.modules.get(MAIN[0]), "__file__", None)
+    if not isinstance(file, str) or not is_user_file(file):
+        return set()
+    return _clocks_of_file(file)
+
+
+@functools.cache
+def _clocks_of_file(file: str) -> set[str]:
+    paths = set()
+    with suppress(OSError, SyntaxError, ValueError):
+        for statement in ast.parse(pathlib.Path(file).read_bytes()).body:
+            if isinstance(statement, (ast.Assign, ast.AnnAssign)):
+                calls = [each.func for each in ast.walk(statement) if isinstance(each, ast.Call)]
+                called = {getattr(each, "attr", getattr(each, "id", "")) for each in calls}
+                targets = getattr(statement, "targets", [getattr(statement, "target", None)])
+                if called & {*_CLOCKS}:
+                    paths |= {f"{MAIN[0]}.{getattr(each, 'id', '')}" for each in targets}
+    return paths

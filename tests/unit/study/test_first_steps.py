@@ -1,0 +1,201 @@
+"""First steps differ if a script trains something else, whatever decides it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+
+from lit_dps.core.config import StorageConfig, StudyConfig
+from lit_dps.core.environment import (
+    COMPUTED,
+    UNKNOWN,
+    Environment,
+    changed_parts,
+    changes_since,
+    is_same_computed,
+    with_key,
+)
+from lit_dps.core.errors import UserError
+from lit_dps.core.search_space import Range
+from lit_dps.study.first_steps import first_steps, refuse_other_first_steps
+from lit_dps.training.user_objects import config_of
+from lit_dps.training.workload import Workload
+from tests.support.errors import refuses
+from tests.support.setups import setup_of
+from tests.unit.engines.test_engine import quiet  # noqa: F401
+
+PLAIN = {"width": 4, "scale": 1.0, "momentum": 0.9, "steps": 30, "dropout": 0.1, "share": 1.0}
+CONFIG = dict(PLAIN)
+
+
+class Net(LightningModule):
+    def __init__(self, lr: float = 0.1):
+        super().__init__()
+        self.lr = lr
+        self.first = nn.Linear(784, CONFIG["width"])
+        self.last = nn.Linear(CONFIG["width"], 10)
+        with torch.no_grad():
+            self.first.weight *= CONFIG["scale"]
+
+    def forward(self, x):
+        hidden = nn.functional.dropout(self.first(x.flatten(1)), CONFIG["dropout"], self.training)
+        return self.last(hidden.relu())
+
+    def training_step(self, batch, i):
+        x, y = batch
+        return nn.functional.cross_entropy(self(x), y)
+
+    def validation_step(self, batch, i):
+        x, y = batch
+        error = (self(x).argmax(1) != y).float().mean()
+        self.log("val_error", CONFIG["share"] * error)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), self.lr, CONFIG["momentum"])
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, CONFIG["steps"])
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+class Manual(Net):
+    """As a GAN: it steps two optimizers itself."""
+
+    def __init__(self, lr: float = 0.1):
+        super().__init__(lr)
+        self.automatic_optimization = False
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(each.parameters(), self.lr) for each in (self.first, self.last)]
+
+    def training_step(self, batch, i):
+        x, y = batch
+        for optimizer in self.optimizers():
+            optimizer.zero_grad()
+            self.manual_backward(nn.functional.cross_entropy(self(x), y))
+            optimizer.step()
+
+
+def setup(model=lambda lr=0.1: Net(lr), **study):
+    """A study whose model only this process can make."""
+    config = StudyConfig(
+        name="s",
+        **{
+            "batch_sizes": [32],
+            "sparsities": [0.0],
+            "trials": 2,
+            "space": {"model.lr": Range(0.05, 0.2)},
+            **study,
+        },
+    )
+    model = config_of("model", model).config
+    workload = Workload(model, {"class_path": "lit_dps.data.Digits"}, {"accelerator": "cpu"})
+    goal = {"error": 0.05, "check_interval": 5, "max_steps": 100}
+    return setup_of(config, StorageConfig(), workload, goal)
+
+
+@pytest.fixture(autouse=True)
+def plain():
+    yield
+    CONFIG.update(PLAIN)
+
+
+def test_first_steps_are_equal_in_two_runs_and_empty_if_all_can_import_the_classes():
+    computed = first_steps(setup())
+    assert list(computed) == [
+        *("parameters", "norm of the initial weights", "optimizer"),
+        *("norm of the trained weights", "training loss", "val_error"),
+    ]
+    assert computed["parameters"][0] == str(784 * 4 + 4 + 40 + 10)
+    assert "momentum=0.9" in computed["optimizer"][0] and "StepLR" in computed["optimizer"][0]
+    assert UNKNOWN not in computed.values() and first_steps(setup()) == computed
+    assert first_steps(setup(Net)) == {}
+    manual = first_steps(setup(lambda lr=0.1: Manual(lr)))
+    assert "training loss" not in manual and UNKNOWN not in manual.values()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "first"),
+    [
+        ("width", 5, "parameters"),
+        ("scale", 2.0, "norm of the initial weights"),
+        ("momentum", 0.8, "optimizer"),
+        ("steps", 31, "optimizer"),
+        ("dropout", 0.2, "norm of the trained weights"),
+        ("share", 0.5, "val_error"),
+    ],
+)
+def test_other_first_steps_are_named_with_their_values(key, value, first):
+    before = {COMPUTED: first_steps(setup())}
+    CONFIG[key] = value
+    now = {COMPUTED: first_steps(setup(), [before])}
+    names = changed_parts([before], now, COMPUTED)
+    assert names[0] == first
+    [words] = changes_since([before], now)
+    for name in names:
+        assert f"{now[COMPUTED][name][0]}, was {before[COMPUTED][name][0]}" in words
+    workers = setup()
+    environment = Environment(with_key(before, since=""))
+    with refuses(None, [words], error=UserError):
+        refuse_other_first_steps(replace(workers, environment=environment))
+    CONFIG.update(PLAIN)
+    refuse_other_first_steps(replace(workers, environment=environment))
+
+
+def test_a_study_with_more_cells_trains_the_stored_trial_again():
+    before = {COMPUTED: first_steps(setup())}
+    wider = {"batch_sizes": [8, 32], "space": {"model.lr": Range(0.01, 1.0)}}
+    assert first_steps(setup(**wider), [before]) == before[COMPUTED]
+    other = {COMPUTED: first_steps(setup(**wider))}
+    assert other[COMPUTED]["training loss"] != before[COMPUTED]["training loss"]
+    assert changes_since([before], other) == []  # another trial
+
+
+def test_each_value_of_an_axis_of_the_model_has_first_steps():
+    def make(lr: float = 0.1, width: int = 4):
+        CONFIG["width"] = width
+        return Net(lr)
+
+    computed = first_steps(setup(make, grid={"model.width": [4, 6], "optim.delay": [0, 1]}))
+    parameters = {name: each[0] for name, each in computed.items() if "parameters" in name}
+    assert parameters == {
+        "parameters at model.width=4": str(784 * 4 + 4 + 40 + 10),
+        "parameters at model.width=6": str(784 * 6 + 6 + 60 + 10),
+    }
+
+
+def test_numbers_without_a_seed_are_unknown():
+    generator = torch.Generator()
+
+    def make(lr: float = 0.1):
+        net = Net(lr)
+        nn.init.uniform_(net.last.bias, generator=generator)
+        return net
+
+    computed = first_steps(setup(make))
+    assert computed["norm of the initial weights"] == computed["training loss"] == UNKNOWN
+    assert UNKNOWN not in (computed["parameters"], computed["optimizer"])
+
+    def fail(lr: float = 0.1):
+        raise ValueError
+
+    assert first_steps(setup(fail)) == {"first steps": UNKNOWN}
+
+
+def test_another_processor_may_round_differently():
+    loss = ["2.30512", "2.305123", "trial", "processor"]
+    assert is_same_computed(loss, list(loss)) and is_same_computed(loss, UNKNOWN)
+    close, far = "2.3055", "2.31"
+    for value, processor, is_same in (
+        (close, "processor", False),
+        (close, "other", True),
+        (far, "other", False),
+    ):
+        assert is_same_computed(loss, [value, value, "trial", processor]) == is_same
+    assert is_same_computed(loss, [far, far, "another trial", "processor"])
+    optimizers = [
+        [text, text, "trial", text] for text in ("SGD(lr=1)", "SGD(lr=1, new=2)", "Adam()")
+    ]
+    assert is_same_computed(*optimizers[:2]) and not is_same_computed(*optimizers[1:])
