@@ -12,8 +12,7 @@ It may also have
 
 - `by_default(*studies)`, which returns whether it is drawn without a request;
 - `too_large(*studies)`, which returns why it is drawn on request only, or None; its tables are
-  always written;
-- AXIS, the key of an axis of the grid, without which a study does not have the figure.
+  always written.
 
 Numbers are computed in `lit_dps.analysis`; a figure draws them, and the CSV beside it has them.
 `write.FIGURES` lists the figures of one study, `write.COMPARISONS` the figures of several. A figure

@@ -14,9 +14,13 @@ from lit_dps.analysis.tables import k_star_axis, legend, rows_of
 from lit_dps.report.figures.page_size import new_figure
 
 NAME, PAPER = "delay", ""
-AXIS = KEY
 CAPTION = "K* against the delay of the gradients by batch size, and all on one axis"
 NOTED_MISFIT = 0.1  # a note has larger misfits
+
+
+def by_default(study: Analysis) -> bool:
+    """Return True if the delay is an axis of the grid."""
+    return KEY in study.record.axes
 
 
 def missing(study: Analysis) -> str | None:

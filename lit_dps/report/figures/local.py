@@ -14,9 +14,13 @@ from lit_dps.core.trial import Series
 from lit_dps.report.figures.page_size import new_figure
 
 NAME, PAPER = "local", ""
-AXIS = KEY
 CAPTION = "K* against the local steps of a round, and against communications"
 NO_COMMUNICATION = 0.5  # where no communication at all is on the logarithmic axis
+
+
+def by_default(study: Analysis) -> bool:
+    """Return True if the length of a round is an axis of the grid."""
+    return KEY in study.record.axes
 
 
 def missing(study: Analysis) -> str | None:

@@ -129,12 +129,7 @@ def write_figures(
 def _is_wanted(
     figure: ModuleType, studies: Sequence[Analysis], only: Collection[str] | None
 ) -> bool:
-    """Return False for a figure whose axis no study has, or that has to be requested."""
-    axes: set[str] = set()
-    for study in studies:
-        axes.update(study.record.axes)
-    if hasattr(figure, "AXIS") and figure.AXIS not in axes:
-        return False
+    """Return False for a figure that has to be requested."""
     if only is None and hasattr(figure, "by_default"):
         return figure.by_default(*studies)
     return True
