@@ -274,12 +274,6 @@ def timed_run(
     return RunTimes(start, step, check, waited, timer.checked.waited - timer.last.waited)
 
 
-def local_workers(setup: StudySetup, trial: Trial) -> int:
-    """Return the number of local SGD workers of a trial; its batch is divisible by it."""
-    schedule = setup.trial_settings().resolve(trial).local
-    return schedule.workers if schedule.on else 1
-
-
 def _separated_from_start(setup: StudySetup, trial: Trial) -> tuple[StudySetup, Trial]:
     """Return study and trial with local SGD workers that separate before the first step.
 
