@@ -29,7 +29,7 @@ def assert_goes_on(study: Study, trial: Trial, checks: tuple[int, ...] = (2, 5))
         assert steps.taken == 4 * n
     result, steps = study.run(trial)
     steps_before = [4 * sum(checks[: i + 1]) for i in range(len(checks))]
-    assert [line.startswith(f"{trial.cell} point {trial.point} ") for line in study.said] == (
+    assert [line.startswith(f"{trial.cell} sample {trial.point} ") for line in study.said] == (
         [True] * len(steps_before)
     )
     assert [int(line.rpartition(" ")[2]) for line in study.said] == steps_before
