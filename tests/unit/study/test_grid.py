@@ -213,7 +213,8 @@ def test_checkpoints_have_the_code_and_the_data_of_their_run():
     sources = {"mine.py": ["bytes", "tree"]}
     environment = Environment({"sources": sources, "data": {"": ["data"]}})
     ran = dataclasses.replace(setup({}), environment=environment)
-    assert ran.checkpoints().environment == {"sources": sources, "data": {"": ["data"]}}
+    stored = {"sources": sources, "data": {"": ["data"]}, "computed": {}}
+    assert ran.checkpoints().environment == stored
 
 
 def test_cells_are_run_in_groups_that_can_be_trained_together():
