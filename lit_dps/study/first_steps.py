@@ -56,11 +56,12 @@ def first_steps(
     if not any(text.startswith(LOCAL) for text in texts_in(setup.config())):
         return {}
     trials: dict[str, Trial] = {}
+    params = setup.sample(0)
     for cell in setup.study.cells:
         axes = [f"{key}={value}" for key, value in cell.axes if key.startswith(("model.", "data."))]
         place = " ".join(["", "at", *axes]) if axes else ""
         dense = Cell(min(setup.study.batch_sizes), 0.0, cell.axes)
-        trials.setdefault(place, Trial(dense, 0, setup.sample(0), setup.study.seed))
+        trials.setdefault(place, Trial(dense, 0, params, setup.study.seed))
     computed = {}
     for place, trial in trials.items():
         max_steps = setup.built_goal.max_steps
@@ -160,7 +161,10 @@ class _Reader(Callback):
         self._read_weights("norm of the trained weights", pl_module)
 
     def _read_weights(self, name: str, module: LightningModule) -> None:
-        weights = [each.detach().to_dense() for each in module.parameters() if not is_lazy(each)]
+        weights = []
+        for weight in module.parameters():
+            if not is_lazy(weight):
+                weights.append(weight.detach().cpu().to_dense())
         norm = math.sqrt(sum(_square_sum(each) for each in weights))
         self.values[name] = f"{norm:.6g}", fingerprint(weights)
 

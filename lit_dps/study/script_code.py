@@ -39,7 +39,7 @@ from lit_dps.training.user_objects import factory_of_class
 HASH_LENGTH = 16  # hexadecimal digits
 _CONSTANTS = (
     *(bool, int, float, complex, str, bytes, range, type(None), type(...)),
-    *(np.generic, torch.dtype, torch.device, pathlib.PurePath),
+    *(np.generic, torch.dtype, pathlib.PurePath),
 )
 # Objects that hold a function, and the names under which they hold it.
 _HOLDERS = (
@@ -130,7 +130,8 @@ class _CodeWalk:
         if isinstance(value, Enum):
             return f"{self.text_of(type(value))}.{value.name} {self.text_of(value.value)}"
         if isinstance(value, _CONSTANTS):
-            return repr(value)
+            # The text of a scalar of NumPy differs between its versions.
+            return repr(value.item() if isinstance(value, np.generic) else value)
         if isinstance(value, (tuple, frozenset)):
             texts = [f"{self.text_of(each)}," for each in value]
             if isinstance(value, frozenset):
@@ -227,6 +228,8 @@ def _members_of(cls: type) -> Iterator[tuple[str, Any]]:
     for former, new in RENAMED_METHODS.items():
         if members.get(new) is members.get(former):
             members.pop(new, None)  # by `adopt_former_methods`
+    for name, field in vars(cls).get("__pydantic_fields__", {}).items():
+        members[name] = field.default
     if issubclass(cls, Enum):
         members |= {name: each.value for name, each in cls.__members__.items()}
     for name, member in sorted(members.items()):

@@ -200,6 +200,16 @@ def test_what_training_changes_is_unknown_and_does_not_change_the_code():
     assert [name for name in before if changed[name] != before[name]] == ["__main__.Net.kept"]
 
 
+def test_defaults_of_a_pydantic_model_are_constants():
+    pytest.importorskip("pydantic")
+    code = "import pydantic\nclass Settings(pydantic.BaseModel):\n    width: int = 2\n"
+    before = hashes_in_script(code, "lambda lr=0.1: Settings()")
+    assert hashes_in_script(code, "lambda lr=0.1: Settings()") == before
+    after = hashes_in_script(code.replace("2", "3"), "lambda lr=0.1: Settings()")
+    changed = [name for name in before if after[name] != before[name]]
+    assert changed == ["__main__.Settings.width"]
+
+
 def test_local_variables_are_no_globals():
     code = "rate = 3\ndef outer(rate=1):\n    return [rate for _ in range(3)]\n"
     assert hashes_in_script(code, "outer").keys() == {"model"}
