@@ -1,10 +1,14 @@
-"""Hashes of the user's code: of each imported file outside installed packages and lit_dps."""
+"""Hashes of the user's code, and of the files that the configuration of the model names.
+
+The code is each imported file outside installed packages and lit_dps.
+"""
 
 from __future__ import annotations
 
 import ast
 import hashlib
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -42,7 +46,8 @@ def source_hashes(config: Any, is_start: bool = False) -> dict[str, list[str]]:
     without blocks below `if __name__ == "__main__"`. So comments and formatting do not change the
     second hash. From a script or a notebook, each class and function that the configuration names
     is hashed, with the functions, classes and constants of the script that its code names. These
-    hashes stay the same until `is_start`.
+    hashes stay the same until `is_start`. Files that the model's arguments name, such as a
+    checkpoint, have one hash.
 
     Args:
         config: The nested configuration, whose texts may be class paths.
@@ -50,7 +55,8 @@ def source_hashes(config: Any, is_start: bool = False) -> dict[str, list[str]]:
 
     Returns:
         Hashes by file name, such as my_code.py or package/model.py, or by path, such as
-        `__main__.Net`; `UNKNOWN` for a constant that code assigns.
+        `__main__.Net`; by the argument for a file of the model. `UNKNOWN` for a constant that code
+        assigns.
 
     Raises:
         UserError: if a command starts after an imported file was edited.
@@ -69,12 +75,29 @@ def source_hashes(config: Any, is_start: bool = False) -> dict[str, list[str]]:
             if is_start:
                 _refuse_edited(module)
             hashes[_place_of(name, Path(file))] = _hashes_of_file(file)
+    model: Any = setting(config, "model")
+    for argument in _text_arguments(model):
+        if os.path.isfile(argument):
+            stat = os.stat(argument)
+            hashes[argument] = [_content_hash(argument, stat.st_mtime_ns, stat.st_size)]
     for text in texts:
         if text.startswith(LOCAL):
             for place, each in _hashes_of_local(text).items():
                 if hashes.get(place) != UNKNOWN:
                     hashes[place] = each
     return dict(sorted(hashes.items()))
+
+
+def _text_arguments(model: Any) -> Iterator[str]:
+    """Yield the texts in a model's configuration, and the default texts of its imported classes."""
+    for text in texts_in(model):
+        yield text
+        module, _, name = text.rpartition(".")
+        cls = getattr(sys.modules.get(module), name, None)
+        if isinstance(cls, type):
+            for parameter in inspect.signature(cls.__init__).parameters.values():
+                if isinstance(parameter.default, (str, Path)):
+                    yield str(parameter.default)
 
 
 def _figures(config: Any, texts: list[str]) -> set[str]:
@@ -170,6 +193,12 @@ def _hashes(file: str, modified: int, size: int) -> list[str]:
     with suppress(SyntaxError, ValueError):  # compiled code
         hashes.append(_digest(_tree(content)))
     return hashes
+
+
+@cache
+def _content_hash(file: str, modified: int, size: int) -> str:
+    with open(file, "rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()[:LENGTH]
 
 
 def _tree(source: str | bytes) -> bytes:

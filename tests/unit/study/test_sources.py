@@ -336,3 +336,27 @@ def test_objects_that_another_version_described_are_named():
     now = {"a": ["text 4: 1"], "b": ["text 4: 2"], "c": ["text 4 of Python 3.12: 1"], "d": ["1"]}
     assert described_otherwise({SOURCES: stored}, {SOURCES: now}) == ["a", "c"]
     assert changed_parts([{SOURCES: stored}], {SOURCES: now}, SOURCES) == ["b"]
+
+
+class Pretrained:
+    """A network that reads a file."""
+
+    def __init__(self, checkpoint: str = "dense.ckpt", width: int = 3):
+        self.checkpoint = checkpoint
+
+
+@pytest.mark.parametrize("arguments", [{}, {"checkpoint": "dense.ckpt"}])
+def test_the_content_of_a_file_that_the_model_names_is_hashed(arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = f"{__name__}.Pretrained"
+    config = {"model": {"class_path": path, "init_args": arguments}, "data": {"root": "data.csv"}}
+    assert "dense.ckpt" not in source_hashes(config)
+    (tmp_path / "data.csv").write_bytes(b"1")
+    checkpoint = tmp_path / "dense.ckpt"
+    checkpoint.write_bytes(b"\x00\xff1")
+    before = source_hashes(config)
+    assert "data.csv" not in before
+    assert source_hashes(config)["dense.ckpt"] == before["dense.ckpt"] != UNKNOWN
+    checkpoint.write_bytes(b"\x00\xff22")
+    now = source_hashes(config)
+    assert changed_parts([{SOURCES: before}], {SOURCES: now}, SOURCES) == ["dense.ckpt"]
