@@ -144,7 +144,12 @@ class _Facts(dict[str, Fact]):
         if isinstance(value, Enum):
             return f"{text}.{value.name}"
         if isinstance(value, _ARRAYS):
-            return text + _array_text(value)
+            content = _content_of(value)
+            if content is None:
+                self.uncompared.append(place)
+                content = b""
+            digest = hashlib.sha256(content).hexdigest()
+            return f"{text} {_shape_of(value)} {value.dtype} {digest}"
         if id(value) in self._paths:
             return f"{text} {self._paths[id(value)]}"
         if isinstance(value, nn.Module):
@@ -161,7 +166,7 @@ class _Facts(dict[str, Fact]):
             texts = [nested(each, f"{place}[{i}]") for i, each in enumerate(value)]
             is_set = isinstance(value, (set, frozenset))
             return text + repr(sorted(texts) if is_set else texts)
-        elif _is_of_user(type(value)) and getattr(value, "__dict__", None):
+        elif _is_of_user(type(value)) and hasattr(value, "__dict__"):
             for key, part in _attributes_of(value):
                 if key in stored_by_hooks(type(value)):  # such as a counter of calls
                     self.uncompared.append(f"{place}.{key}")
@@ -369,18 +374,16 @@ def _shape_of(item: Any) -> tuple[int, ...] | str:
     return tuple(item.shape)
 
 
-def _array_text(item: Tensor | np.ndarray) -> str:
-    """Return the shape, type and hash of an array; without the hash if it is a weight."""
-    text = f"{_shape_of(item)} {item.dtype}"
+def _content_of(item: Tensor | np.ndarray) -> bytes | None:
+    """Return the content of an array; None for a weight, and for sparse and lazy tensors."""
     if isinstance(item, Tensor):
         if item.requires_grad:
-            return text
+            return None
         try:
             item = item.detach().cpu().ravel().contiguous().view(torch.uint8).numpy()
-        except (RuntimeError, NotImplementedError, ValueError):  # a sparse or a lazy tensor
-            return text
-    content = repr(item.tolist()).encode() if item.dtype.hasobject else item.tobytes()
-    return f"{text} {hashlib.sha256(content).hexdigest()}"
+        except (RuntimeError, NotImplementedError, ValueError):
+            return None
+    return repr(item.tolist()).encode() if item.dtype.hasobject else item.tobytes()
 
 
 def _function_text(function: types.FunctionType, place: str, nested: Any) -> str:

@@ -310,12 +310,14 @@ class Locked(LightningDataModule):
         super().__init__()
         self.batch_size = batch_size
         self.lock = threading.Lock()
+        self.graph = torch.eye(2).to_sparse()
+        self.none = type("Stateless", (), {"__module__": __name__})()
         self.factor = 1.0
 
 
 def test_attributes_that_cannot_be_compared_are_named():
     note = config_of("data", Locked()).note
-    assert "a new one: lock." in note and "factor" not in note
+    assert "a new one: lock, graph." in note
 
 
 class Normalized(LightningModule):
