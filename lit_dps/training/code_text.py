@@ -91,15 +91,15 @@ def function_of_member(member: Any) -> types.FunctionType | None:
 
     The setter of a property is left out: an assignment of the user calls it.
     """
-    found: Any = member
+    inner: Any = member
     for name in ("fget", "func", "__func__"):
-        held = attribute_or_none(found, name)
+        held = attribute_or_none(inner, name)
         if held is not None:  # its truth value may raise
-            found = held
-    if callable(found):
+            inner = held
+    if callable(inner):
         with suppress(ValueError):  # of endless wrappers
-            found = inspect.unwrap(found)
-    return found if isinstance(found, types.FunctionType) else None
+            inner = inspect.unwrap(inner)
+    return inner if isinstance(inner, types.FunctionType) else None
 
 
 def path_of(item: Any) -> str:
@@ -113,7 +113,7 @@ def is_importable(item: Any) -> bool:
     name, module = attribute_or_none(item, "__qualname__"), attribute_or_none(item, "__module__")
     if not isinstance(name, str) or module in PROCESS_MODULES:
         return False
-    found: Any = sys.modules.get(str(module))
+    named: Any = sys.modules.get(str(module))
     for part in name.split("."):
-        found = attribute_or_none(found, part)
-    return found is item
+        named = attribute_or_none(named, part)
+    return named is item
