@@ -278,7 +278,7 @@ def _refuse_changed_code(
         )
 
 
-def _lacks_parts(stored: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+def lacks_parts(stored: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Return True if an environment has no code or first steps to compare with the present ones."""
     for entry in (SOURCES, COMPUTED):
         if not now.get(entry, {}).keys() <= stored.get(entry, {}).keys():
@@ -337,7 +337,7 @@ def _ask_and_answer(
             if clock.budget < math.inf:
                 store.keep(budget=clock.budget)
             stored = session.stored.get("environment")
-            if stored is None or _lacks_parts(stored, session.environment.content):
+            if stored is None or lacks_parts(stored, session.environment.content):
                 store.keep(environment=session.environment.content)
             question = _measure(session)
             print_cost(question, clock)

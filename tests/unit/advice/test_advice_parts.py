@@ -10,10 +10,12 @@ import pytest
 
 from benchmarks.step_model import judge
 from lit_dps.advice.next_probe import law_with_prior, rank_probes
+from lit_dps.advice.run import lacks_parts
 from lit_dps.advice.step_time import Link, StepTime, Timed, fit_step_time
 from lit_dps.analysis.critical_prior import default_prior, noise_scale_prior
 from lit_dps.analysis.law import fit_law
 from lit_dps.analysis.observations import Observation
+from lit_dps.core.environment import COMPUTED, SOURCES, UNKNOWN
 from lit_dps.core.noise_scale import noise_scale, unbiased_moments
 from tests.support.errors import raises_about
 
@@ -239,3 +241,15 @@ def test_steps_on_up_to_sixteen_public_devices_follow_from_up_to_four():
     found = found[found["what"] == "from up to 4 devices to 6 to 16"]
     assert len(found) == 95
     assert (found["error"].abs() < math.log(1.15)).mean() > 0.9
+
+
+def test_stored_code_is_updated_if_it_lacks_parts_or_another_version_described_it():
+    now = {SOURCES: {"a": ["text 4: 1"]}, COMPUTED: {"parameters": UNKNOWN}}
+    assert not lacks_parts(now, now) and not lacks_parts({**now, "more": 1}, now)
+    for stored in (
+        {},
+        {**now, SOURCES: {}},
+        {**now, COMPUTED: {}},
+        {**now, SOURCES: {"a": ["text 3: 1"]}},
+    ):
+        assert lacks_parts(stored, now)
