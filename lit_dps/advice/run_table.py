@@ -109,7 +109,8 @@ def read_runs(
         )
     for column in POSITIVE:
         if column in renamed:
-            renamed[column] = _positive_numbers(renamed[column], column, source)
+            may_be_zero = column == "step" or (column == "learning_rate" and "steps" not in renamed)
+            renamed[column] = _positive_numbers(renamed[column], column, source, may_be_zero)
     if "censored" in renamed:
         renamed["censored"] = _flags(renamed["censored"], source)
     if "steps" in renamed:
@@ -187,13 +188,13 @@ def _listed(table: pd.DataFrame) -> str:
     return ", ".join(map(str, table.columns))
 
 
-def _positive_numbers(values: pd.Series, column: str, source: str) -> pd.Series:
+def _positive_numbers(values: pd.Series, column: str, source: str, may_be_zero: bool) -> pd.Series:
     """Return a column as numbers, nan where it is empty."""
     numbers: pd.Series = pd.to_numeric(values, errors="coerce")  # pyright: ignore
     for row, (number, written) in enumerate(zip(numbers, values, strict=True)):
         is_empty = pd.isna(written) or str(written).strip() in ("", "None")
-        is_zero_step = column == "step" and number == 0
-        if is_empty or is_zero_step or 0 < number < math.inf:
+        is_allowed_zero = may_be_zero and number == 0
+        if is_empty or is_allowed_zero or 0 < number < math.inf:
             continue
         allowed = "a finite number above 0"
         raise ConfigError(_place(column, row, source), written, allowed)
@@ -293,13 +294,14 @@ def _runs_of_curves(
         if is_logged.any():
             logged: Any = curve[is_logged]
             _refuse_repeated_steps(logged, source)
-            _refuse_several_runs(logged, source)
+            _refuse_several_runs(curve, source)
             settings = logged.iloc[0].to_dict()
-            if "step_seconds" in logged:
-                settings["step_seconds"] = logged["step_seconds"].median()
-            if "learning_rate" in logged:
-                settings["learning_rate"] = logged["learning_rate"].max()
-                has_schedule |= logged["learning_rate"].nunique() > 1
+            # Loggers write these into other rows than the metric.
+            if "step_seconds" in curve:
+                settings["step_seconds"] = curve["step_seconds"].median()
+            if "learning_rate" in curve:
+                settings["learning_rate"] = curve["learning_rate"].max() or math.nan
+                has_schedule |= curve["learning_rate"].nunique() > 1
             runs.append(settings | _result_of_curve(logged, values[is_logged], goal))
     if has_schedule:
         notes.append("Where learning_rate changes within a run, its largest value counts.")
@@ -326,17 +328,21 @@ def _refuse_several_runs(curve: Any, source: str) -> None:
 
 
 def _refuse_rates_of_schedules(rows: Any, keys: list[str], source: str) -> None:
-    """Raise ConfigError if the learning rate differs in every row: it cannot name the runs."""
-    if "learning_rate" not in keys or rows.duplicated(keys).any():
+    """Raise ConfigError if runs would be told apart by a rate that a schedule may have changed.
+
+    The rows of two rates may be of one run if they have no step in common.
+    """
+    if "learning_rate" not in keys:
         return
     others = [key for key in keys if key != "learning_rate"]
-    if rows.duplicated(others).any():
-        raise ConfigError(
-            f"learning_rate of {source}",
-            "another value in each row",
-            "one value for all rows of a run, or a column run",
-            "Add a column run with a name for each run.",
-        )
+    for _, group in rows.groupby(others, dropna=False):
+        if group["learning_rate"].nunique() > 1 and not group["step"].duplicated().any():
+            raise ConfigError(
+                f"learning_rate of {source}",
+                "another value at each step",
+                "one value for all rows of a run, or a column run",
+                "Add a column run with a name for each run.",
+            )
 
 
 def _metric_values(values: Any, source: str) -> np.ndarray:

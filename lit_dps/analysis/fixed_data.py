@@ -113,6 +113,9 @@ def fixed_data_losses(
         ConfigError: for missing columns, numbers that are not positive, examples beyond the curve,
             and fewer than `MIN_POINTS` validations in the last seven eighths of the examples.
     """
+    if not isinstance(critical, Interval):
+        allowed = "an Interval, such as law.b_crit_interval"
+        raise ConfigError("critical", type(critical).__name__, allowed)
     _check_columns(curve, ("examples", "loss"))
     _check_positive(examples=examples, batch_size=batch_size, tolerance=tolerance)
     n = numbers(curve["examples"])

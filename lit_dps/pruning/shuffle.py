@@ -17,7 +17,8 @@ class Shuffle(Pruner):
     """A control: each tensor keeps as many elements as under another method, at random places.
 
     It shows whether the places matter or only the counts by layer (Frankle et al. 2021, Section 5;
-    Su et al. 2020). If the other method begins with the weights of a file, this one does too.
+    Su et al. 2020). If the other method begins with the weights of a file, this one does too:
+    the file should have the weights before they were pruned, because pruned ones may be 0.
 
     Args:
         of: The other method, by name or class path. Its mask must not change during training.

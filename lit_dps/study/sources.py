@@ -37,6 +37,8 @@ MACHINE_MODULES = ("sitecustomize", "usercustomize")  # they differ between inst
 # Prefixes of class paths that only the script or notebook can import that runs lit_dps.
 LOCAL = (f"{MAIN[0]}.", f"{OBJECTS}.")
 _hashes_of_local = cache(hashes_of_path)
+FILE = "file "  # begins the name of a file that the model's arguments name
+_seen: dict[str, str] = {}  # hashes of these files when the command began
 
 
 def source_hashes(config: Any, is_start: bool = False) -> dict[str, list[str]]:
@@ -47,7 +49,8 @@ def source_hashes(config: Any, is_start: bool = False) -> dict[str, list[str]]:
     second hash. From a script or a notebook, each class and function that the configuration names
     is hashed, with the functions, classes and constants of the script that its code names. These
     hashes stay the same until `is_start`. Files that the model's arguments name, such as a
-    checkpoint, have one hash.
+    checkpoint, have one hash. It is `UNKNOWN` if the file changes after the command began: the
+    model may write it.
 
     Args:
         config: The nested configuration, whose texts may be class paths.
@@ -55,14 +58,15 @@ def source_hashes(config: Any, is_start: bool = False) -> dict[str, list[str]]:
 
     Returns:
         Hashes by file name, such as my_code.py or package/model.py, or by path, such as
-        `__main__.Net`; by the argument for a file of the model. `UNKNOWN` for a constant that code
-        assigns.
+        `__main__.Net`, or such as "file dense.ckpt" for an argument of the model. `UNKNOWN` for a
+        constant that code assigns.
 
     Raises:
         UserError: if a command starts after an imported file was edited.
     """
     if is_start:
         _hashes_of_local.cache_clear()
+        _seen.clear()
     hashes: dict[str, list[str]] = {}
     texts = list(texts_in(config))
     figures = _figures(config, texts)
@@ -75,11 +79,12 @@ def source_hashes(config: Any, is_start: bool = False) -> dict[str, list[str]]:
             if is_start:
                 _refuse_edited(module)
             hashes[_place_of(name, Path(file))] = _hashes_of_file(file)
-    model: Any = setting(config, "model")
-    for argument in _text_arguments(model):
+    for argument in _arguments_of_model(config):
         if os.path.isfile(argument):
             stat = os.stat(argument)
-            hashes[argument] = [_content_hash(argument, stat.st_mtime_ns, stat.st_size)]
+            content = _content_hash(argument, stat.st_mtime_ns, stat.st_size)
+            is_as_before = _seen.setdefault(argument, content) == content
+            hashes[FILE + argument] = [content] if is_as_before else UNKNOWN
     for text in texts:
         if text.startswith(LOCAL):
             for place, each in _hashes_of_local(text).items():
@@ -88,9 +93,13 @@ def source_hashes(config: Any, is_start: bool = False) -> dict[str, list[str]]:
     return dict(sorted(hashes.items()))
 
 
-def _text_arguments(model: Any) -> Iterator[str]:
-    """Yield the texts in a model's configuration, and the default texts of its imported classes."""
-    for text in texts_in(model):
+def _arguments_of_model(config: Any) -> Iterator[str]:
+    """Yield the texts that arguments of the model have: configured, searched, or by default."""
+    parts = [setting(config, "model")]
+    for section in ("study.grid", "study.space"):
+        values: Any = setting(config, section) or {}
+        parts += [value for key, value in values.items() if key.startswith("model.")]
+    for text in texts_in(parts):
         yield text
         module, _, name = text.rpartition(".")
         cls = getattr(sys.modules.get(module), name, None)
@@ -167,9 +176,10 @@ def changed_files(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]
 def refuse_changed_sources(began: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise UserError if a file of the user's code has other content than when the command began.
 
-    A process that imports the file now would train other code than the trials are stored with.
+    A process that imports the file now would train other code than the trials are stored with. A
+    file of the model's arguments does not count, because trials may write it.
     """
-    changed = changed_files(began, now)
+    changed = [name for name in changed_files(began, now) if not name.startswith(FILE)]
     if not changed:
         return
     hint = "Finish your edits, then start the command again."

@@ -180,8 +180,9 @@ def test_a_run_has_its_largest_rate_and_its_median_step_time():
             (30, 0.2, None),
             (40, 0, 0.03),
         ):
-            row = {"run": name, "batch_size": b, "step": step, "lr": rate or None}
-            rows.append({**row, "step_seconds": seconds, "val_loss": 1 / step})
+            row = {"run": name, "batch_size": b, "step": step}
+            rows.append({**row, "lr": rate, "step_seconds": seconds})
+            rows.append({**row, "val_loss": 1 / step})
     table = read_runs(pd.DataFrame(rows), goal=CurveGoal("val_loss", 0.04))
     assert list(table.runs["learning_rate"]) == [0.3, 0.3]
     assert list(table.runs["step_seconds"]) == [0.03, 0.03]
@@ -198,11 +199,12 @@ def test_two_runs_of_one_name_are_no_curve(column):
         read_runs(pd.DataFrame([first, second]), goal=CurveGoal("val_loss", 0.3))
 
 
-def test_a_rate_that_differs_in_each_row_names_no_runs():
+@pytest.mark.parametrize("rates", [(1, 0.5, 0.25), (0.1, 0.1, 0.01)])
+def test_a_rate_that_changes_along_the_steps_names_no_runs(rates):
     rows = []
     for b in (8, 16):
-        for step in (1, 2, 3):
-            rows.append({"batch_size": b, "step": step, "lr": 1 / step, "val_loss": 1 / step})
+        for step, rate in zip((1, 2, 3), rates, strict=True):
+            rows.append({"batch_size": b, "step": step, "lr": rate, "val_loss": 1 / step})
     goal = CurveGoal("val_loss", 0.4)
     with refuses("learning_rate of runs"):
         read_runs(pd.DataFrame(rows), goal=goal)
