@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -126,6 +127,7 @@ class _Remaining:
         timing: How long things take here.
         workers: Trials that run at a time.
         trials, repeats: The trials and the repeats that remain, by cell.
+        most_training: Seconds that a trial trains at most, by cell, if the goal limits them.
         columns: The heads of the times, and the steps of a run that each is for.
     """
 
@@ -134,6 +136,7 @@ class _Remaining:
     workers: int
     trials: Mapping[Cell, Runs]
     repeats: Mapping[Cell, Runs]
+    most_training: Mapping[Cell, float]
     columns: Mapping[str, Callable[[Runs], float]]
 
     @property
@@ -174,14 +177,18 @@ class _Remaining:
         for head, steps_of in self.columns.items():
             seconds = other
             for cell, each in runs:
-                seconds += each.count * self._run_seconds(cell.batch_size, steps_of(each))
+                seconds += each.count * self._run_seconds(cell, steps_of(each))
             row[head] = format_duration(seconds / self.workers)
         return row
 
-    def _run_seconds(self, batch_size: int, steps: float) -> float:
+    def _run_seconds(self, cell: Cell, steps: float) -> float:
         """Return the seconds of a run of some steps, without pruning."""
-        check = self.timing.check.at(1 / batch_size) / self.check_interval
-        return self.timing.start + steps * (self.timing.step.at(batch_size) + check)
+        training = steps * self.timing.step.at(cell.batch_size)
+        training = min(training, self.most_training.get(cell, math.inf))
+        validations = steps / self.check_interval
+        return (
+            self.timing.start + training + validations * self.timing.check.at(1 / cell.batch_size)
+        )
 
 
 def study_table(
@@ -206,14 +213,23 @@ def study_table(
     ratio = ratio_by_laws(laws)
     plan = setup.study.repeat_plan
     pauses = _rungs(setup)
+    goal = setup.built_goal
+    interval = goal.check_interval
     most_steps = {}
     with_pauses = {}
+    most_training = {}
     for cell in points:
-        step_seconds = timing.step.at(cell.batch_size)
         schedule = setup.batch.with_axes(cell.axes).build()
-        steps = setup.built_goal.most_steps(cell.batch_size, step_seconds, schedule)
+        # The faster a step, the more steps and validations are within `goal.max_seconds`.
+        least_seconds = timing.least_step(cell.batch_size)
+        steps = goal.most_steps(cell.batch_size, least_seconds, schedule)
+        reached = [pause for pause in pauses if pause < steps]
         most_steps[cell] = steps
-        with_pauses[cell] = steps + sum(pause for pause in pauses if pause < steps)
+        with_pauses[cell] = steps + sum(reached)
+        if goal.max_seconds is not None:
+            # A run ends at the first validation after its seconds are spent.
+            seconds = goal.max_seconds + interval * timing.step.at(cell.batch_size)
+            most_training[cell] = (len(reached) + 1) * seconds
     trials = remaining_trials(points, with_pauses, basis, ratio)
     repeats = remaining_repeats(plan, points, most_steps, record, basis, ratio)
     columns = {"time at most": lambda runs: runs.most_steps}
@@ -221,8 +237,7 @@ def study_table(
         columns["time expected"] = lambda runs: runs.expected_steps
     count = sum(runs.count for runs in [*trials.values(), *repeats.values()])
     workers = min(setup.workers, max(1, count))
-    interval = setup.built_goal.check_interval
-    remaining = _Remaining(interval, timing, workers, trials, repeats, columns)
+    remaining = _Remaining(interval, timing, workers, trials, repeats, most_training, columns)
     lines = fitted(_rows(remaining), _LESS_NEEDED, width)
     if not count:
         return [*lines, "", "all trials and repeats have finished"]

@@ -6,7 +6,7 @@ The parts are the start, a step, a validation and the pruning. Nothing is stored
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,9 +40,11 @@ class Timing:
     Attributes:
         measured: The seconds of start, step and validation, by batch size.
         start: Seconds to build a trial and begin to train, without pruning.
-        step: Seconds of a step over the batch size B: an overhead and a cost of an example.
+        step: Seconds of a step over the batch size B: an overhead and a cost of an example. With
+            one timed size, an upper bound: all of it is a cost of an example.
         check: Seconds of a validation over 1 / B: a cost of all examples and, if validation uses
-            the training batch size, an overhead of a batch.
+            the training batch size, an overhead of a batch. With one timed size, an upper bound:
+            all of it is a cost of all examples.
         pruning: Seconds to prune a network, at the smallest batch size.
     """
 
@@ -59,6 +61,14 @@ class Timing:
         for batch_size, times in self.measured.items():
             errors.append(abs(self.step.at(batch_size) / max(times.step, SHORTEST) - 1))
         return max(errors)
+
+    def least_step(self, batch_size: int) -> float:
+        """Return the seconds that a step takes at least; the line's seconds with several sizes."""
+        if len(self.measured) == 1:
+            # The smallest batch size is timed. Larger batches take at least as long.
+            (times,) = self.measured.values()
+            return times.step
+        return self.step.at(batch_size)
 
 
 def measure(setup: StudySetup) -> Timing:
@@ -87,30 +97,41 @@ def measure(setup: StudySetup) -> Timing:
         largest = max(short)
         steps = steps_that_take(SECONDS, step_seconds[largest], MIN_STEPS)
         measured[largest] = _timed_trial(setup, largest, steps)
-    inverse = [1 / size for size in measured]
     start = measured[sizes[0]].start
     pruning = 0.0
     if max(setup.study.sparsities) > 0:
         pruned_start = _timed_trial(setup, sizes[0], 1, prunes=True).start
         pruning = max(pruned_start - start, 0.0)
+    step, check = _lines_through(measured)
     return Timing(
         measured=measured,
         start=float(np.mean([times.start for times in measured.values()])),
-        step=fit_line(list(measured), [times.step for times in measured.values()]),
-        check=fit_line(inverse, [times.check for times in measured.values()]),
+        step=step,
+        check=check,
         pruning=pruning,
     )
+
+
+def _lines_through(measured: Mapping[int, RunTimes]) -> tuple[Line, Line]:
+    """Return the lines of steps and of validations.
+
+    With one timed size they are upper bounds of the seconds of larger batches.
+    """
+    steps = [times.step for times in measured.values()]
+    checks = [times.check for times in measured.values()]
+    if len(measured) == 1:
+        (batch_size,) = measured
+        return Line(0.0, steps[0] / batch_size), Line(checks[0], 0.0)
+    inverse = [1 / size for size in measured]
+    return fit_line(list(measured), steps), fit_line(inverse, checks)
 
 
 def fit_line(x: Sequence[float], y: Sequence[float]) -> Line:
     """Return the line with the least squares of relative errors, with a and b of at least 0.
 
     The errors are relative, since the steps of the smallest and the largest batch size may differ
-    by a factor of thousands. A single point gives a line through 0, which is an upper bound of the
-    seconds of larger batches.
+    by a factor of thousands. It needs at least two points.
     """
-    if len(x) == 1:
-        return Line(0.0, y[0] / x[0])
     scale = np.maximum(y, SHORTEST)
     rows = np.column_stack([1 / scale, np.asarray(x) / scale])
     (a, b), _ = nnls(rows, np.asarray(y) / scale)

@@ -16,6 +16,7 @@ from lit_dps.core.trial import Cell, TrialResult
 from lit_dps.forecast.forecast import study_table
 from lit_dps.forecast.remaining import Runs, remaining_repeats, remaining_trials
 from lit_dps.forecast.step_times import Line, Timing
+from lit_dps.study.probe_run import RunTimes
 from lit_dps.training.workload import Workload
 from tests.support.fake_study import analysis_of, result
 from tests.support.setups import setup_of
@@ -148,12 +149,12 @@ def test_a_cell_whose_trials_are_done_without_a_k_star_has_nothing_to_repeat():
     assert repeats_left(plan, left, stored())[C].count == 0
 
 
-def table_lines(record=None, width=WIDTH, **asked) -> list[str]:
+def table_lines(record=None, width=WIDTH, timing=TIMING, goal=GOAL, **asked) -> list[str]:
     asked = {"sparsities": [0.0], "trials": 3, "workers": 1, **asked}
     study = StudyConfig(batch_sizes=[2, 64], **asked)
-    setup = setup_of(study, StorageConfig(), Workload({}, {}, {}), GOAL, {}, {})
+    setup = setup_of(study, StorageConfig(), Workload({}, {}, {}), goal, {}, {})
     points = setup.remaining_points({} if record is None else record.results)
-    return study_table(setup, points, record, TIMING, record, width)
+    return study_table(setup, points, record, timing, record, width)
 
 
 def table(record=None, **asked) -> tuple[dict[str, list[str]], list[str]]:
@@ -204,3 +205,13 @@ def test_the_table_is_as_wide_as_the_terminal_and_names_what_it_omits(width):
 def test_without_repeats_or_sparse_cells_the_table_has_no_row_of_them():
     rows, told = table()
     assert not {"repeats", "pruning"} & {*rows} and len(told) == 2
+
+
+def test_one_timed_size_bounds_steps_and_time_within_max_seconds():
+    """A step at B = 64 takes from 0.1 s, as at B = 2, to 32 times as long."""
+    timing = Timing({2: RunTimes(0.5, 0.1, 0.2)}, 0.5, Line(0.0, 0.05), Line(0.2, 0.0))
+    rows, _ = table(timing=timing, goal={**GOAL, "max_seconds": 8.0})
+    assert rows["2"][1] == rows["64"][1] == "240", "3 x 80 steps of 0.1 s"
+    # Training ends at the first validation after 8 s. Each trial has 5 validations.
+    assert rows["64"][-1] == format_duration(3 * (0.5 + (8.0 + 16 * 3.2) + 5 * 0.2))
+    assert rows["2"][-1] == format_duration(3 * (0.5 + 8.0 + 5 * 0.2))

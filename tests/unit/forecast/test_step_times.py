@@ -192,6 +192,9 @@ def test_steps_of_larger_batches_that_are_too_long_grow_in_proportion():
     found = measure(study(batch_sizes=(64, 128), step=0.15))
     assert list(found.measured) == [64]
     assert found.step.at(128) == pytest.approx(2 * found.step.at(64)) == pytest.approx(0.3)
+    assert found.least_step(128) == pytest.approx(0.15)
+    # A validation of larger batches takes at most as long.
+    assert found.check == Line(pytest.approx(CHECK), 0.0)
 
 
 @pytest.mark.parametrize(
@@ -218,8 +221,6 @@ def test_lines_have_least_relative_errors_and_no_negative_part():
     assert fit_line([1, 2], [4.0, 1.0]).b == 0
     flat = fit_line([1, 2], [1.0, 3.0])  # a = 0: the b that is least in (b - 1)^2 + (2 b / 3 - 1)^2
     assert flat.b == pytest.approx((1 + 2 / 3) / (1 + 4 / 9))
-    one = fit_line([8], [0.4])
-    assert one.at(8) == pytest.approx(0.4)
 
 
 def test_misfit_is_the_largest_relative_error():
