@@ -34,7 +34,7 @@ from lit_dps.report.answer import answer_lines
 from lit_dps.report.no_result import COUNT_HEADS
 from lit_dps.report.repeats import law_head, law_lines, repeats_section
 from lit_dps.report.result_table import with_readings
-from lit_dps.report.timing_notes import timing_notes
+from lit_dps.report.timing_notes import times_text, timing_notes
 from lit_dps.report.warnings import study_notes
 
 NOTES = "notes"
@@ -136,8 +136,11 @@ def requested(study: Analysis, show: Collection[str], width: int | None = None) 
 
 
 def answer_text(study: Analysis, width: int | None = None) -> str:
-    """Return the sentences of the answer as a section; empty without any K*."""
-    return "".join(map("{}\n".format, answer_lines(study)))
+    """Return the sentences of the answer, and what its times are; empty without any K*."""
+    lines = answer_lines(study)
+    if lines:
+        lines.append(times_text(study))
+    return "".join(map("{}\n".format, filter(None, lines)))
 
 
 def all_notes(study: Analysis) -> list[str]:

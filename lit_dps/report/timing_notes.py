@@ -6,16 +6,18 @@ from collections.abc import Iterator
 from functools import partial
 
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.answer import MEDIAN
+from lit_dps.analysis.answer import MEDIAN, NORMAL_QUARTILE
+from lit_dps.analysis.intervals import NORMAL_95
 from lit_dps.analysis.step_seconds import OWN_CLOCK, QUIET, WITH_CHECKS
 from lit_dps.analysis.tables import has_values, listed, numbers, three_digits, where
 from lit_dps.core.text import every
 from lit_dps.core.unit import SECONDS
 from lit_dps.report.notes import Level, Note, Values, first_names, lines_of
 
-# Ratio of the quartiles of step times above which a time says little. The fastest and the slowest
-# batch size of a study often differ by less.
-UNUSABLE_RATIO = 3.0
+# Ratio of the quartiles of step times from which on a time says little: the limits of its 95 %
+# interval then differ by a factor of 10. The fastest and the slowest batch size of a study often
+# differ by less.
+UNUSABLE_RATIO = 2.2
 UNKNOWN_HARDWARE = "hardware that an earlier version did not keep"
 
 
@@ -149,7 +151,7 @@ def best_at_end_of_batch_sizes(study: Analysis) -> Iterator[Values]:
 
 
 def busy_machine(study: Analysis, is_very_busy: bool) -> Iterator[Values]:
-    """Yield by which factor step times vary, if other programs ran.
+    """Yield the ratio of the quartiles and of the 95 % limits of step times, if other programs ran.
 
     Args:
         study: The study.
@@ -162,10 +164,14 @@ def busy_machine(study: Analysis, is_very_busy: bool) -> Iterator[Values]:
         return
     ratio = float(max(numbers(busy["step_high"]) / numbers(busy["step_low"])))
     if (ratio >= UNUSABLE_RATIO) is is_very_busy:
-        yield {"spread": three_digits(ratio)}
+        noise = ratio ** (NORMAL_95 / NORMAL_QUARTILE)
+        yield {"spread": three_digits(ratio), "noise": three_digits(noise)}
 
 
-_SPREAD = "The factor is of the middle half of the times of one step."
+_SPREAD = (
+    "x{spread} is the ratio of the quartiles of the times of one step, x{noise} the ratio of their "
+    "95 % limits."
+)
 TIMING = (
     Note(
         best_at_end_of_batch_sizes,
@@ -203,7 +209,8 @@ TIMING = (
     ),
     Note(
         partial(busy_machine, is_very_busy=False),
-        "Other programs were running: step times vary by x{spread}; ignore smaller differences.",
+        "Other programs were running: step times vary by x{spread}; ignore differences below "
+        "x{noise}.",
         _SPREAD,
         Level.WEAK,
     ),

@@ -33,8 +33,8 @@ from lit_dps.report.screen import (
     screen,
     shown_warnings,
 )
-from lit_dps.report.text import SECTIONS, readings_text
-from lit_dps.report.timing_notes import best_at_end_of_batch_sizes, busy_machine
+from lit_dps.report.text import SECTIONS, readings_text, sections
+from lit_dps.report.timing_notes import best_at_end_of_batch_sizes, busy_machine, times_text
 from lit_dps.report.warnings import (
     diverged_cells,
     failed_cells,
@@ -64,7 +64,7 @@ def timed_study() -> Analysis:
             results[cell] = law_results(cell, 4, *law)
             seconds = 0.004 + 1e-4 * batch_size
             steps = tuple(seconds * slower for slower in (0.9, 1.0, 1.5))
-            timings.append(CellTiming(cell, steps, (0.05,)))
+            timings.append(CellTiming(cell, steps, 0.05))
     study = analysis_of(results, "quickstart", trials=4)
     timing = StepTiming("Xeon, 2 cores", "2026-11-29", 1, 1, tuple(timings))
     return Analysis(dataclasses.replace(study.record, step_timing=timing))
@@ -198,20 +198,24 @@ def with_spread(ratio: float, batch_sizes=SIZES) -> Analysis:
         cell = Cell(batch_size)
         results[cell] = law_results(cell, 4, 4e3, 40)
         steps = tuple(0.01 * slower for slower in (1 / ratio, 1 / ratio, 1.0, ratio, ratio))
-        timings.append(CellTiming(cell, steps, (0.05,)))
+        timings.append(CellTiming(cell, steps, 0.05))
     found = analysis_of(results, trials=4).record
     timing = StepTiming("Xeon, 2 cores", "2026-11-29", 1, 1, tuple(timings))
     return Analysis(dataclasses.replace(found, step_timing=timing))
 
 
 def test_a_very_busy_machine_is_the_first_warning():
-    for ratio, is_very_busy in ((1.2, False), (4.1, True)):
+    for ratio, noise, is_very_busy in ((1.45, "8.67", False), (1.5, "10.6", True)):
         study = with_spread(ratio)
         (values,) = busy_machine(study, is_very_busy)
-        assert values == {"spread": f"{ratio**2:.3g}"}
+        # The 95 % interval of normal logarithms is 1.96 / 0.6745 times as wide as their quartiles.
+        assert values == {"spread": f"{ratio**2:.3g}", "noise": noise}
         assert [*busy_machine(study, not is_very_busy)] == []
         shown = [f"x{ratio**2:.3g}" in warning for warning in shown_warnings(study, 100)]
         assert shown[0] is is_very_busy
+        if not is_very_busy:
+            (warning,) = [each for each in all_warnings(study) if "x2.1" in each]
+            assert "x8.67" in warning, "smaller differences say nothing"
         assert len(all_warnings(study)) > 1
 
 
@@ -460,3 +464,11 @@ def test_a_reading_replaces_no_column_of_the_table():
         assert (row["B"], row["K*"]) == (without["B"], without["K*"])
         assert (row["B (reading)"], row["K* (reading)"]) == ("10", "11")
     assert "B (reading)" in readings_text(study)
+
+
+@pytest.mark.parametrize("validate_every", [None, 10])
+def test_the_answer_says_whether_its_times_include_validation(validate_every):
+    study = Analysis(with_spread(1.1).record, validate_every=validate_every)
+    answer = sections(study, ["answer"])["answer"]
+    assert answer.splitlines()[-1] == times_text(study)
+    assert ("without validation" in answer) is (validate_every is None)
