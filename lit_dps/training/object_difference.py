@@ -50,6 +50,8 @@ _SETTERS = {"setattr", "add_module", "register_module", "register_buffer", "regi
 _CALLS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL")
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
 MAX_DEPTH = 20  # of nested values that are compared
+MAX_TEXT_LENGTH = 200  # characters; an object may be part of many others
+_OPEN = "itself at depth "  # begins the text of an object inside of itself
 
 
 class Difference(NamedTuple):
@@ -93,6 +95,9 @@ class _Facts(dict[str, Fact]):
         self.parts: dict[str, Any] = {"": instance}
         self._first: dict[int, str] = {}  # the first name of a parameter
         self._paths: dict[int, str] = {id(instance): ""}
+        self._texts: dict[int, str] = {}
+        self._described: list[Any] = []  # an id is unique only as long as its object lives
+        self._has_cycle = False
         for name, value in dict(instance.hparams).items():
             self._add(f"hparams.{name}", "", value)
         if not isinstance(instance, nn.Module):
@@ -104,7 +109,10 @@ class _Facts(dict[str, Fact]):
             self._add_part(path, part, with_modes)
 
     def _add(self, name: str, place: str, value: Any) -> None:
+        self._has_cycle = False
         self[name] = Fact(place, value, self.text_of(value, place))
+        if self._has_cycle:  # the texts in a cycle depend on where it was entered
+            self._texts.clear()
         if isinstance(value, _ARRAYS):  # also of random contents
             self._add(f"the shape of {name}", place, str(_shape_of(value)))
 
@@ -132,12 +140,29 @@ class _Facts(dict[str, Fact]):
             self._add(prefix + name, prefix + name, value)
 
     def text_of(self, value: Any, place: str, depth: int = MAX_DEPTH) -> str:
-        """Return the text of a value; of a value without a comparable text, its class."""
-        nested = functools.partial(self.text_of, depth=depth - 1)
+        """Return the text of a value; of a value without a comparable text, its class.
+
+        Each object is described once. So a long text has its hash in place of it.
+        """
         if type(value) in _SCALARS:
             return repr(value)
         if isinstance(value, (type, types.BuiltinFunctionType)):
             return f"{value.__module__} {value.__qualname__}"
+        known = self._texts.get(id(value))
+        if known is not None:
+            self._has_cycle |= known.startswith(_OPEN)
+            return known
+        self._described.append(value)
+        self._texts[id(value)] = f"{_OPEN}{depth} of {path_of(type(value))}"
+        text = self._new_text(value, place, depth)
+        if len(text) > MAX_TEXT_LENGTH:
+            text = hashlib.sha256(text.encode(errors="replace")).hexdigest()
+        self._texts[id(value)] = text
+        return text
+
+    def _new_text(self, value: Any, place: str, depth: int) -> str:
+        """Return the text of an object that has no text yet."""
+        nested = functools.partial(self.text_of, depth=depth - 1)
         if isinstance(value, types.FunctionType):
             return _function_text(value, place, nested)
         text = path_of(type(value))

@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from enum import Enum
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -365,3 +366,49 @@ def test_modes_buffers_and_tied_weights_of_a_trained_object_are_compared(change,
     with refuses("model", "Normalized") as refused:
         config_of("model", net)
     assert f"but {name} of the object is" in refused.value.allowed
+
+
+class Sample:
+    def __init__(self, data: Samples, vocabulary: dict, label: int):
+        self.data = data
+        self.vocabulary = vocabulary
+        self.label = label
+
+
+class Samples(LightningDataModule):
+    """Samples that refer to each other, and that share a vocabulary."""
+
+    def __init__(self, bs: int = 8):
+        super().__init__()
+        self.bs = bs
+        vocabulary = {f"word {i}": i for i in range(10_000)}
+        self.samples = [Sample(self, vocabulary, i) for i in range(1_000)]
+        self.first = None
+        self.circle = SimpleNamespace(samples=[])
+        for i in range(100):
+            self.circle.samples.append(Sample(self.circle, vocabulary, i))
+
+    def setup(self, stage: str) -> None:
+        self.first = self.circle.samples[0]
+
+
+def test_each_of_many_samples_is_described_once():
+    # Without the texts of earlier samples, this takes exponential time.
+    assert config_of("data", Samples()).note == ""
+    for change, name in (
+        (lambda data: setattr(data.samples[999], "label", 1), "samples"),
+        (lambda data: data.samples[0].vocabulary.update({"word 9999": 0}), "samples"),
+        (lambda data: setattr(data.circle.samples[99], "label", 1), "circle"),
+        (lambda data: setattr(data.circle.samples[99], "data", data.circle.samples[0]), "circle"),
+    ):
+        data = Samples()
+        change(data)
+        with refuses("data", "Samples") as refused:
+            config_of("data", data)
+        assert f"but {name} of the object is" in refused.value.allowed
+
+
+def test_a_stored_sample_changes_no_text_of_its_circle():
+    data = Samples()
+    data.setup("fit")
+    assert config_of("data", data).note.endswith("attributes of the object: first.")
