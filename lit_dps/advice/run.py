@@ -47,6 +47,9 @@ from lit_dps.core.environment import (
     changes_since,
     described_otherwise,
 )
+from lit_dps.core.environment import (
+    UNKNOWN as UNCOMPARED,
+)
 from lit_dps.core.errors import ConfigError, StorageError, UserError, first_line
 from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.text import for_terminal, format_duration
@@ -281,7 +284,8 @@ def _refuse_changed_code(
 def lacks_parts(stored: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Return True if an environment has no code or first steps to compare with the present ones."""
     for entry in (SOURCES, COMPUTED):
-        if not now.get(entry, {}).keys() <= stored.get(entry, {}).keys():
+        known = [name for name, version in now.get(entry, {}).items() if version != UNCOMPARED]
+        if not stored.get(entry, {}).keys() >= {*known}:
             return True
     return bool(described_otherwise(stored, now))
 

@@ -316,15 +316,17 @@ def _runs_of_curves(
 def _refuse_several_runs(curve: Any, source: str) -> None:
     """Raise ConfigError for a curve with two batch sizes, seeds or numbers of devices."""
     for column in ("batch_size", "seed", "devices"):
-        values = curve[column].dropna() if column in curve else ()
-        others = [row for row in range(len(values)) if values.iloc[row] != values.iloc[0]]
-        if others:
-            raise ConfigError(
-                _place(column, int(str(values.index[others[0]])), source),
-                _cell_text(values.iloc[others[0]]),
-                f"{_cell_text(values.iloc[0])}, as in the rows before of this run",
-                "Give each run another name in the column run.",
-            )
+        if column not in curve:
+            continue
+        values = curve[column].dropna()
+        for row, value in values.items():
+            if value != values.iloc[0]:
+                raise ConfigError(
+                    _place(column, int(str(row)), source),
+                    _cell_text(value),
+                    f"{_cell_text(values.iloc[0])}, as in the rows before of this run",
+                    "Give each run another name in the column run.",
+                )
 
 
 def _refuse_rates_of_schedules(rows: Any, keys: list[str], source: str) -> None:

@@ -26,9 +26,10 @@ _OBJECT_HASH = re.compile(r"(text \d+)(?: of (Python [\d.]+))?: ")
 # Values of the data's axes -> three hashes: of whole numbers and texts, of floats, and of the
 # processor and the versions that decide how floats are rounded.
 DATA = "data"
-# Results of the first steps of a script's model -> four texts: the value in few digits, its exact
-# text or hash, the trial, and the processor and the versions that decide how floats are rounded.
+# Results of the first steps of a script's model -> four texts: the value for people, its exact text
+# or hash, the trial, and the processor and the versions that decide how floats are rounded.
 COMPUTED = "computed"
+INEXACT = "inexact: "  # begins the last text where two equal runs may differ, as on a GPU
 UNKNOWN = ["unknown"]  # in place of hashes
 # Largest relative difference of the first steps between processors and versions. Rounding changes
 # sums of float32 by about 1e-6, and products in TF32 by at most 2^-11.
@@ -142,17 +143,29 @@ def is_same_data(one: Hashes, other: Hashes) -> bool:
 def is_same_computed(one: Hashes, other: Hashes) -> bool:
     """Return True if two results of the first steps agree, as far as they can be compared.
 
-    With another processor or other versions, numbers may differ by `ROUNDING`, and the options of
-    an optimizer are left out. Results of different trials cannot be compared.
+    With another processor or other versions, numbers may differ by `ROUNDING`, and only the options
+    that both versions have are compared. Results of different trials cannot be compared.
     """
     if UNKNOWN in (list(one), list(other)) or one[2] != other[2]:
         return True
-    if one[1] == other[1] or one[3] == other[3]:
-        return one[1] == other[1]
+    if one[1] == other[1]:
+        return True
+    if one[3] == other[3] and not one[3].startswith(INEXACT):
+        return False
     try:
         return math.isclose(float(one[0]), float(other[0]), rel_tol=ROUNDING)
     except ValueError:
-        return one[0].partition("(")[0] == other[0].partition("(")[0]
+        return _has_equal_options(one[1], other[1])
+
+
+def _has_equal_options(one: str, other: str) -> bool:
+    """Return True if the options that two JSON objects share are equal; False for other texts."""
+    try:
+        options, others = json.loads(one), json.loads(other)
+    except ValueError:
+        return False
+    shared = options.keys() & others.keys()
+    return bool(shared) and all(options[key] == others[key] for key in shared)
 
 
 SAME: dict[str, Callable[[Hashes, Hashes], bool]] = {
@@ -177,11 +190,27 @@ def changed_parts(
     changed = []
     for name, version in now.get(entry, {}).items():
         earlier = [each[entry][name] for each in stored if name in each.get(entry, {})]
-        # Trials of an earlier version of lit_dps must not hide a change since then.
-        earlier = [each for each in earlier if is_comparable(each, version)]
+        earlier = _best_comparable(entry, version, earlier)
         if earlier and not any(SAME[entry](version, other) for other in earlier):
             changed.append(name)
     return changed
+
+
+def _best_comparable(entry: str, version: Hashes, others: Sequence[Hashes]) -> list[Hashes]:
+    """Return the versions of a part that a version is compared with.
+
+    A version that cannot be compared, or only roughly, must not hide a change since one that can.
+    """
+    comparable = []
+    for other in others:
+        is_known = list(other) != UNKNOWN and is_comparable(other, version)
+        if is_known and not (entry == COMPUTED and other[2:3] != version[2:3]):
+            comparable.append(other)
+    if entry == SOURCES:
+        return comparable
+    # The last text is of the processor and the versions.
+    exact = [other for other in comparable if other[-1] == version[-1]]
+    return exact or comparable
 
 
 def changes_since(stored: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -> list[str]:
@@ -229,7 +258,7 @@ def versions_of(
             continue
         for group in groups:
             others = [other[entry][name] for other in group]
-            others = [each for each in others if is_comparable(each, version)]
+            others = _best_comparable(entry, version, others)
             if not others or any(SAME[entry](version, each) for each in others):
                 group.append(environment)
                 break

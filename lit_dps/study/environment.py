@@ -23,7 +23,7 @@ from lit_dps.core.progress_line import print_wrapped
 from lit_dps.core.record import HARDWARE
 from lit_dps.core.user_code import is_installed, texts_in
 from lit_dps.study.data_hashes import data_hashes
-from lit_dps.study.first_steps import first_steps
+from lit_dps.study.first_steps import FAILED, first_steps
 from lit_dps.study.hardware import hardware
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.sources import source_hashes
@@ -60,15 +60,15 @@ def environment_of(
     }
     if reads_data:
         content[DATA] = data_hashes(setup)
-        computed = first_steps(setup, stored)
+        computed = first_steps(setup, content, stored)
         if computed:
             content[COMPUTED] = computed
-        random = [name for name, version in computed.items() if version == UNKNOWN]
+        random = [name for name in computed if computed[name] == UNKNOWN and name != FAILED]
         if random:
             print_wrapped(
-                f"note: A resumed study cannot compare these values: {', '.join(random)}. Two runs "
-                "of the first steps differ, or fail. Does your code draw numbers without the seed "
-                "of the trial?"
+                f"note: A resumed study cannot compare these values: {', '.join(random)}. They "
+                "differ in two equal runs, or a run failed. Does your code draw numbers without "
+                "the seed of the trial?"
             )
     return Environment(with_key(content, datetime.now().strftime("%Y-%m-%d %H:%M")))
 

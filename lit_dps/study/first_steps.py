@@ -6,13 +6,13 @@ So a study stores the initial weights, the optimizer, and the results of the fir
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -20,104 +20,189 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from lit_dps.core.attempt import Attempt
-from lit_dps.core.environment import COMPUTED, UNKNOWN, changes_since
-from lit_dps.core.errors import UserError
+from lit_dps.core.environment import COMPUTED, INEXACT, UNKNOWN, changes_since
+from lit_dps.core.errors import UserError, first_line
+from lit_dps.core.progress_line import print_wrapped
+from lit_dps.core.record import HARDWARE
+from lit_dps.core.search_space import Choices
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.core.user_code import texts_in
 from lit_dps.engines.lightning_loop import LightningLoop
 from lit_dps.study.data_hashes import fingerprint
-from lit_dps.study.hardware import cpu_model
+from lit_dps.study.identity import FREE_DATA
+from lit_dps.study.preflight.varied_trials import trials_with_each_value, with_cell
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.sources import GUARD_HINT, LOCAL
+from lit_dps.training import GoalErrorCallback, lightning_private
 from lit_dps.training.deterministic import deterministic_kernels, one_thread
 from lit_dps.training.object_difference import is_plain
+from lit_dps.training.rate_curve import rate_curve
 
 STEPS = 2
-_PACKAGES = ("torch", "lightning", "numpy")  # their versions may change how floats are rounded
+PARAMETERS = "parameters"
+FAILED = "first steps"  # the name in place of all values if the steps fail
+DIGITS = 6  # of a hash that is shown
 
 
 def first_steps(
-    setup: StudySetup, stored: Sequence[Mapping[str, Any]] = (), runs: int = 2
+    setup: StudySetup,
+    environment: Mapping[str, Any],
+    stored: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, list[str]]:
     """Return what the first steps of a study compute, if only this process can import its classes.
 
-    For each value of the axes of model and data, point 0 trains `STEPS` steps at the smallest batch
-    size, and validates. A stored study trains the stored trial again.
+    Few trials of point 0 train `STEPS` steps and validate: dense ones with each value of the axes
+    and choices of model and data, one at the largest batch size, and one at the largest sparsity. A
+    stored study trains the stored trials again.
 
     Args:
         setup: The study.
+        environment: The versions and the machine.
         stored: The stored environments of the study.
-        runs: How often to train. Values that differ between two runs are `UNKNOWN`.
 
     Returns:
         Values by name, such as "training loss at model.width=64"; see
-        `lit_dps.core.environment.COMPUTED`. Empty if each process can import all classes.
+        `lit_dps.core.environment.COMPUTED`. A value is `UNKNOWN` if two runs differ. Empty if each
+        process can import all classes.
     """
     if not any(text.startswith(LOCAL) for text in texts_in(setup.config())):
         return {}
-    trials: dict[str, Trial] = {}
-    params = setup.sample(0)
-    for cell in setup.study.cells:
-        axes = [f"{key}={value}" for key, value in cell.axes if key.startswith(("model.", "data."))]
-        place = " ".join(["", "at", *axes]) if axes else ""
-        dense = Cell(min(setup.study.batch_sizes), 0.0, cell.axes)
-        trials.setdefault(place, Trial(dense, 0, params, setup.study.seed))
-    computed = {}
-    for place, trial in trials.items():
-        max_steps = setup.built_goal.max_steps
-        for environment in stored:
-            for name, version in environment.get(COMPUTED, {}).items():
-                if name == f"parameters{place}" and version != UNKNOWN:
-                    trial, max_steps = _read(version[2], trial)
-        for name, version in _repeated(setup, trial, max_steps, runs).items():
-            computed[name + place] = version
+    short_trials = _trials_of(setup)
+    expected: dict[str, list[Sequence[str]]] = {}
+    for each in stored:
+        for name, version in each.get(COMPUTED, {}).items():
+            if version != UNKNOWN:
+                expected.setdefault(name, []).append(version)
+    for name, versions in expected.items():
+        kind, _, place = name.partition(" at ")
+        if kind == PARAMETERS:
+            short_trials[place] = _read(versions[-1][2], setup)
+    computed: dict[str, list[str]] = {}
+    for place, short_trial in short_trials.items():
+        computed |= _computed(setup, short_trial, environment, place, expected)
     return computed
 
 
 def refuse_other_first_steps(setup: StudySetup) -> None:
-    """Raise UserError if the first steps in this worker differ from those of its parent."""
+    """Raise UserError if the first steps in this worker differ from those of its parent.
+
+    Only the first trial of `first_steps` is trained.
+    """
     stored = setup.environment.content
-    if stored.get(COMPUTED):
-        changes = changes_since([stored], {COMPUTED: first_steps(setup, [stored], runs=1)})
-        if changes:
-            raise UserError(f"A worker differs: {', '.join(changes)}. {GUARD_HINT}", value=changes)
+    computed = stored.get(COMPUTED, {})
+    names = [name for name in computed if name.partition(" at ")[0] == PARAMETERS]
+    if not names or computed[names[0]] == UNKNOWN:
+        return
+    place = names[0].partition(" at ")[2]
+    short_trial = _read(computed[names[0]][2], setup)
+    expected = {name: [version] for name, version in computed.items() if version != UNKNOWN}
+    now = {COMPUTED: _computed(setup, short_trial, stored, place, expected)}
+    changes = changes_since([stored], now)
+    if FAILED in now[COMPUTED]:
+        changes = ["the first steps fail"]
+    if changes:
+        raise UserError(f"A worker differs: {', '.join(changes)}. {GUARD_HINT}", value=changes)
 
 
-def _repeated(setup: StudySetup, trial: Trial, max_steps: int, runs: int) -> dict[str, list[str]]:
-    """Return the values of one or two runs as they are stored."""
-    context = [f"{each} {importlib.metadata.version(each)}" for each in _PACKAGES]
-    context.append(cpu_model())
-    if setup.on_gpu:
-        context.append(torch.cuda.get_device_name())
+class _ShortTrial(NamedTuple):
+    """A trial, and the `max_steps` that its module sees."""
+
+    trial: Trial
+    max_steps: int
+
+
+def _trials_of(setup: StudySetup) -> dict[str, _ShortTrial]:
+    """Return the trials whose first steps are compared, by what distinguishes them."""
+    study = setup.study
+    max_steps = setup.built_goal.max_steps
+    varied = [key for key, box in study.space.items() if isinstance(box, Choices)]
+    trials: dict[str, _ShortTrial] = {}
+    for trial in trials_with_each_value(setup, ["model", "data"]):
+        dense = with_cell(trial, sparsity=0.0)
+        values = {**dict(trial.cell.axes), **{key: trial.params[key] for key in varied}}
+        parts = []
+        for key, value in values.items():
+            if key.startswith(("model.", "data.")):
+                parts.append(f"{key}={value}")
+        trials.setdefault(" ".join(parts), _ShortTrial(dense, max_steps))
+    first = next(iter(trials.values())).trial
+    if len(study.batch_sizes) > 1:
+        largest = max(study.batch_sizes)
+        trials[f"B={largest}"] = _ShortTrial(with_cell(first, batch_size=largest), max_steps)
+    if any(study.sparsities):
+        sparsity = max(study.sparsities)
+        trials[f"S={sparsity:g}"] = _ShortTrial(with_cell(first, sparsity=sparsity), max_steps)
+    return trials
+
+
+def _computed(
+    setup: StudySetup,
+    short_trial: _ShortTrial,
+    environment: Mapping[str, Any],
+    place: str,
+    expected: Mapping[str, Sequence[Sequence[str]]],
+) -> dict[str, list[str]]:
+    """Return the values of a trial as they are stored, by name.
+
+    The trial is trained a second time if the values are not the expected ones.
+    """
+    where = f" at {place}" if place else ""
+    context = _context(setup, environment)
+    written = _written(setup, short_trial)
     try:
         with one_thread(), deterministic_kernels() if setup.on_gpu else nullcontext():
-            results = [_run(setup, trial, max_steps) for _ in range(runs)]
-    except Exception:  # the user's code may depend on the earlier runs of a process
-        return {"first steps": UNKNOWN}
+            values = _run(setup, short_trial)
+            is_expected = bool(expected)
+            for name, value in values.items():
+                version = [*value, written, context]
+                is_expected &= version in list(map(list, expected.get(name + where, ())))
+            again = values if is_expected else _run(setup, short_trial)
+    except Exception as error:  # the user's code may depend on the earlier runs of a process
+        print_wrapped(f"note: The first steps{where} fail: {first_line(error)}.")
+        return {FAILED: UNKNOWN}
     computed = {}
-    for name, value in results[0].items():
-        computed[name] = [*value, _written(setup, trial, max_steps), ", ".join(context)]
-        if any(each.get(name) != value for each in results):
-            computed[name] = UNKNOWN
+    for name, value in values.items():
+        is_same = again.get(name) == value
+        computed[name + where] = [*value, written, context] if is_same else UNKNOWN
     return computed
 
 
-def _written(setup: StudySetup, trial: Trial, max_steps: int) -> str:
-    """Return a trial as text. Trials on a CPU and on a GPU draw different random numbers."""
+def _context(setup: StudySetup, environment: Mapping[str, Any]) -> str:
+    """Return the processor and the versions, which decide how floats are rounded."""
+    parts = [torch.backends.cpu.get_cpu_capability()]
+    for name, value in environment.items():
+        if name == HARDWARE or name.startswith("version."):
+            parts.append(f"{name} {value}")
+    return (INEXACT if setup.on_gpu else "") + ", ".join(parts)
+
+
+def _written(setup: StudySetup, short_trial: _ShortTrial) -> str:
+    """Return a trial as text.
+
+    Trials on a CPU and on a GPU draw different random numbers. The number of a loader's workers
+    may change what they draw.
+    """
+    trial = short_trial.trial
     cell = trial.cell
-    parts = [cell.batch_size, cell.axes, trial.params, trial.seed, max_steps, setup.on_gpu]
-    return json.dumps(parts, default=float)
+    data = setup.workload.data.get("init_args", {})
+    free = {name: data[name] for name in FREE_DATA if name in data}
+    parts = [
+        *(cell.batch_size, cell.sparsity, cell.axes, trial.params, trial.seed),
+        *(short_trial.max_steps, setup.on_gpu, free),
+    ]
+    return json.dumps(parts, default=str)
 
 
-def _read(text: str, trial: Trial) -> tuple[Trial, int]:
-    """Return the trial of a text, and the `max_steps` that its module sees."""
-    batch_size, axes, params, seed, max_steps, _ = json.loads(text)
-    cell = Cell(batch_size, 0.0, tuple((key, value) for key, value in axes))
-    return replace(trial, cell=cell, params=params, seed=seed), max_steps
+def _read(text: str, setup: StudySetup) -> _ShortTrial:
+    """Return the trial of a text of `_written`."""
+    batch_size, sparsity, axes, params, seed, max_steps, *_ = json.loads(text)
+    cell = Cell(batch_size, sparsity, tuple((key, value) for key, value in axes))
+    return _ShortTrial(Trial(cell, 0, params, seed), max_steps)
 
 
-def _run(setup: StudySetup, trial: Trial, max_steps: int) -> dict[str, tuple[str, str]]:
+def _run(setup: StudySetup, short_trial: _ShortTrial) -> dict[str, tuple[str, str]]:
     """Train the first steps of a trial, and return values for people and exact values, by name."""
+    trial, max_steps = short_trial
     goal = replace(setup.goal, check_interval=STEPS, max_steps=STEPS, early_reject=False)
     shown_steps = max(max_steps, STEPS)
     attempt = Attempt(trial, setup.unreachable_goal(STEPS - 1))
@@ -151,18 +236,30 @@ class _Reader(Callback):
             if not is_lazy(weight):
                 number += weight.numel()
                 shapes.append(f"{name} {tuple(weight.shape)} {weight.dtype} {weight.requires_grad}")
-        self.values["parameters"] = str(number), fingerprint(shapes)
+        digest = fingerprint(shapes)
+        self.values[PARAMETERS] = f"{number} (shapes {digest[:DIGITS]})", digest
         self._read_weights("norm of the initial weights", pl_module)
-        items = [*trainer.optimizers, *[each.scheduler for each in trainer.lr_scheduler_configs]]
-        text = "; ".join(_options(each) for each in items)
-        self.values["optimizer"] = text, text
+        options: dict[str, Any] = {}
+        items: list[tuple[Any, Any]] = [(each, each.param_groups) for each in trainer.optimizers]
+        for config in trainer.lr_scheduler_configs:
+            items.append((config.scheduler, config.scheduler.state_dict()))
+        for number, (item, state) in enumerate(items):
+            name = type(item).__name__
+            options |= _options(state, f"{name} {number}" if number else name)
+        text = ", ".join(f"{key} = {value}" for key, value in options.items())
+        self.values["optimizer"] = text, json.dumps(options)
+        epoch = lightning_private.callbacks_of(trainer, GoalErrorCallback)[0].steps_of_epoch
+        rates = rate_curve(trainer, pl_module, trainer.max_steps, epoch)
+        if rates is not None:
+            mean = sum(rates) / len(rates)
+            self.values["mean learning rate of the schedule"] = f"{mean:.6g}", fingerprint(rates)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._read_weights("norm of the trained weights", pl_module)
 
     def _read_weights(self, name: str, module: LightningModule) -> None:
         weights = []
-        for weight in module.parameters():
+        for weight in [*module.parameters(), *module.buffers()]:
             if not is_lazy(weight):
                 weights.append(weight.detach().cpu().to_dense())
         norm = math.sqrt(sum(_square_sum(each) for each in weights))
@@ -173,15 +270,19 @@ def _square_sum(weight: Tensor) -> float:
     return float(weight.abs().double().square().sum())
 
 
-def _options(item: Any) -> str:
-    """Return the class and the plain options of an optimizer or a schedule."""
-    texts = []
-    for group in getattr(item, "param_groups", None) or [item.state_dict()]:
-        texts.append(", ".join(f"{key}={value}" for key, value in _plain_options(group)))
-    return f"{type(item).__name__}({'; '.join(texts)})"
-
-
-def _plain_options(group: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for key, value in group.items():
-        if key != "params" and not key.startswith("_") and value is not None and is_plain(value):
-            yield key, value
+def _options(value: Any, name: str) -> dict[str, str]:
+    """Return the plain values in the state of an optimizer or a schedule, as texts by name."""
+    if isinstance(value, Counter):  # the milestones of MultiStepLR
+        value = sorted(value.elements())
+    if isinstance(value, Mapping):
+        parts = [(f"{name}.{key}", each) for key, each in value.items() if key != "params"]
+    elif isinstance(value, (list, tuple)) and not is_plain(value):
+        parts = [(f"{name}[{i}]", each) for i, each in enumerate(value)]
+    else:
+        if isinstance(value, Tensor) and value.numel() == 1:
+            value = value.item()
+        return {name: repr(value)} if is_plain(value) and value is not None else {}
+    options = {}
+    for part, each in parts:
+        options |= _options(each, part)
+    return options

@@ -244,7 +244,8 @@ def test_steps_on_up_to_sixteen_public_devices_follow_from_up_to_four():
 
 
 def test_stored_code_is_updated_if_it_lacks_parts_or_another_version_described_it():
-    now = {SOURCES: {"a": ["text 4: 1"]}, COMPUTED: {"parameters": UNKNOWN}}
+    now = {SOURCES: {"a": ["text 4: 1"]}, COMPUTED: {"parameters": ["1", "1", "trial", "cpu"]}}
+    assert not lacks_parts({**now, COMPUTED: {}}, {**now, COMPUTED: {"first steps": UNKNOWN}})
     assert not lacks_parts(now, now) and not lacks_parts({**now, "more": 1}, now)
     for stored in (
         {},

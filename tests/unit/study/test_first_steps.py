@@ -12,16 +12,20 @@ from torch import nn
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.environment import (
     COMPUTED,
+    DATA,
     UNKNOWN,
     Environment,
     changed_parts,
     changes_since,
     is_same_computed,
+    versions_of,
     with_key,
 )
 from lit_dps.core.errors import UserError
-from lit_dps.core.search_space import Range
-from lit_dps.study.first_steps import first_steps, refuse_other_first_steps
+from lit_dps.core.search_space import Choices, Range
+from lit_dps.pruning import Magnitude
+from lit_dps.study.first_steps import first_steps as steps_in
+from lit_dps.study.first_steps import refuse_other_first_steps
 from lit_dps.training.user_objects import config_of
 from lit_dps.training.workload import Workload
 from tests.support.errors import refuses
@@ -78,7 +82,7 @@ class Manual(Net):
             optimizer.step()
 
 
-def setup(model=lambda lr=0.1: Net(lr), **study):
+def setup(model=lambda lr=0.1: Net(lr), method="snip", **study):
     """A study whose model only this process can make."""
     config = StudyConfig(
         name="s",
@@ -93,7 +97,12 @@ def setup(model=lambda lr=0.1: Net(lr), **study):
     model = config_of("model", model).config
     workload = Workload(model, {"class_path": "lit_dps.data.Digits"}, {"accelerator": "cpu"})
     goal = {"error": 0.05, "check_interval": 5, "max_steps": 100}
-    return setup_of(config, StorageConfig(), workload, goal)
+    return setup_of(config, StorageConfig(), workload, goal, pruning={"method": method})
+
+
+def first_steps(study, stored=(), **environment):
+    """The first steps in an environment, such as hardware="A"."""
+    return steps_in(study, {"version.torch": "1", **environment}, stored)
 
 
 @pytest.fixture(autouse=True)
@@ -106,10 +115,11 @@ def test_first_steps_are_equal_in_two_runs_and_empty_if_all_can_import_the_class
     computed = first_steps(setup())
     assert list(computed) == [
         *("parameters", "norm of the initial weights", "optimizer"),
-        *("norm of the trained weights", "training loss", "val_error"),
+        *("mean learning rate of the schedule", "norm of the trained weights"),
+        *("training loss", "val_error"),
     ]
-    assert computed["parameters"][0] == str(784 * 4 + 4 + 40 + 10)
-    assert "momentum=0.9" in computed["optimizer"][0] and "StepLR" in computed["optimizer"][0]
+    assert computed["parameters"][0].startswith(f"{784 * 4 + 4 + 40 + 10} ")
+    assert "momentum = 0.9" in computed["optimizer"][0] and "StepLR" in computed["optimizer"][0]
     assert UNKNOWN not in computed.values() and first_steps(setup()) == computed
     assert first_steps(setup(Net)) == {}
     manual = first_steps(setup(lambda lr=0.1: Manual(lr)))
@@ -147,7 +157,9 @@ def test_other_first_steps_are_named_with_their_values(key, value, first):
 def test_a_study_with_more_cells_trains_the_stored_trial_again():
     before = {COMPUTED: first_steps(setup())}
     wider = {"batch_sizes": [8, 32], "space": {"model.lr": Range(0.01, 1.0)}}
-    assert first_steps(setup(**wider), [before]) == before[COMPUTED]
+    now = first_steps(setup(**wider), [before])
+    assert {name: now[name] for name in before[COMPUTED]} == before[COMPUTED]
+    assert "training loss at B=32" in now
     other = {COMPUTED: first_steps(setup(**wider))}
     assert other[COMPUTED]["training loss"] != before[COMPUTED]["training loss"]
     assert changes_since([before], other) == []  # another trial
@@ -159,11 +171,69 @@ def test_each_value_of_an_axis_of_the_model_has_first_steps():
         return Net(lr)
 
     computed = first_steps(setup(make, grid={"model.width": [4, 6], "optim.delay": [0, 1]}))
-    parameters = {name: each[0] for name, each in computed.items() if "parameters" in name}
+    parameters = {}
+    for name, version in computed.items():
+        if "parameters" in name:
+            parameters[name] = int(version[0].split()[0])
     assert parameters == {
-        "parameters at model.width=4": str(784 * 4 + 4 + 40 + 10),
-        "parameters at model.width=6": str(784 * 6 + 6 + 60 + 10),
+        "parameters at model.width=4": 784 * 4 + 4 + 40 + 10,
+        "parameters at model.width=6": 784 * 6 + 6 + 60 + 10,
     }
+
+
+RATES = {32: 1.0, 512: 1.0, "sgd": 1.0, "adam": 1.0}
+
+
+class Looked(Net):
+    """Its rate depends on the batch size and on a choice, its schedule on the CONFIG."""
+
+    def __init__(self, lr: float = 0.1, kind: str = "sgd"):
+        super().__init__(lr)
+        self.kind = kind
+
+    def training_step(self, batch, i):
+        factor = RATES[len(batch[0])] * RATES[self.kind]
+        return factor * super().training_step(batch, i)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), self.lr)
+        schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [CONFIG["steps"], 60])
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+@pytest.mark.parametrize(
+    ("values", "key", "place"),
+    [
+        (RATES, 512, " at B=512"),
+        (RATES, "adam", " at model.kind=adam"),
+        (CONFIG, "steps", " at model.kind=sgd"),
+        (CONFIG, "power", " at S=0.9"),
+    ],
+)
+def test_values_for_other_batch_sizes_choices_and_late_steps_count(values, key, place, monkeypatch):
+    monkeypatch.setitem(CONFIG, "power", 1.0)
+
+    def make(lr: float = 0.1, kind: str = "sgd"):
+        return Looked(lr, kind)
+
+    space = {"model.lr": Range(0.05, 0.2), "model.kind": Choices(["sgd", "adam"])}
+    grid = {"batch_sizes": [32, 512], "sparsities": [0.0, 0.9], "space": space}
+    method = f"{__name__}.Dampened"
+    before = {COMPUTED: first_steps(setup(make, method=method, **grid))}
+    monkeypatch.setitem(values, key, 31 if key == "steps" else -values[key])
+    now = {COMPUTED: first_steps(setup(make, method=method, **grid), [before])}
+    changed = changed_parts([before], now, COMPUTED)
+    assert any(name.endswith(place) for name in changed)
+    if key in RATES or key == "power":
+        assert all(name.endswith(place) for name in changed)
+
+
+class Dampened(Magnitude):
+    """Prunes the smallest weights, or the largest ones."""
+
+    def scores(self, network, generator):
+        scores = super().scores(network, generator)
+        return {name: each ** CONFIG["power"] for name, each in scores.items()}
 
 
 def test_numbers_without_a_seed_are_unknown():
@@ -195,7 +265,25 @@ def test_another_processor_may_round_differently():
     ):
         assert is_same_computed(loss, [value, value, "trial", processor]) == is_same
     assert is_same_computed(loss, [far, far, "another trial", "processor"])
-    optimizers = [
-        [text, text, "trial", text] for text in ("SGD(lr=1)", "SGD(lr=1, new=2)", "Adam()")
-    ]
-    assert is_same_computed(*optimizers[:2]) and not is_same_computed(*optimizers[1:])
+    parameters = ["1000 (shapes a)", "a", "trial", "processor"]
+    assert not is_same_computed(parameters, ["1001 (shapes b)", "b", "trial", "other"])
+    texts = ['{"lr": 1, "beta": 2}', '{"lr": 1, "new": 2}', '{"lr": 2}']
+    options = [[text, text, "trial", text] for text in texts]
+    assert is_same_computed(options[0], options[1]) and not is_same_computed(options[1], options[2])
+    on_gpu = ["2.3", "2.3001", "trial", "inexact: H200"]
+    assert is_same_computed(on_gpu, ["2.3", "2.3002", *on_gpu[2:]])
+
+
+def test_a_rough_comparison_hides_no_change_since_an_exact_one():
+    def content(value, processor, trial="trial"):
+        return {COMPUTED: {"training loss": [value, value, trial, processor]}}
+
+    stored = [content("2.3", "A"), content("2.3001", "B"), {COMPUTED: {"training loss": UNKNOWN}}]
+    now = content("2.3002", "A")
+    assert changed_parts(stored, now, COMPUTED) == ["training loss"]
+    assert changed_parts(stored[1:], now, COMPUTED) == []
+    assert changed_parts([content("9", "A", "another trial")], now, COMPUTED) == []
+    assert len(versions_of([*stored, now], COMPUTED, "training loss")) == 2
+    data = [{DATA: {"": ["1", floats, context]}} for floats, context in (("a", "A"), ("b", "B"))]
+    assert changed_parts(data, {DATA: {"": ["1", "c", "A"]}}, DATA) == [""]
+    assert changed_parts(data[1:], {DATA: {"": ["1", "c", "A"]}}, DATA) == []
