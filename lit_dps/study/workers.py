@@ -318,9 +318,7 @@ def _worker(setup: StudySetup, sender: Connection, leaving: Event, reports_progr
 
     with interruptible(stop):
         try:
-            _import_sources(setup)
-            prepare_process()
-            refuse_other_first_steps(setup)
+            _prepare_process(setup)
             for result in work(setup, stop, send if reports_progress else None):
                 send(result)
             send(None)
@@ -348,6 +346,7 @@ def train_on_ranks(
 
     Raises:
         RankLost: if a rank died.
+        UserError: if a rank that starts here would train other code.
     """
     sources = setup.environment.sources
     others_train = False  # otherwise the other ranks wait for a message
@@ -360,7 +359,10 @@ def train_on_ranks(
             others_train = True
         return attempt
 
-    with launch.group_of(setup.ranks, setup.on_gpu, _follow_parent, setup):
+    group = launch.group_of(
+        setup.ranks, setup.on_gpu, _follow_parent, setup, prepare=_prepare_process
+    )
+    with group:
         try:
             for result in engine.train(broadcast_next, raise_if_stopped):
                 others_train = False
@@ -386,11 +388,6 @@ def follow_torchrun(setup: StudySetup) -> int:
 def _follow_parent(setup: StudySetup) -> None:
     """Train the trials of the first rank, in a process that the first rank started."""
     stop = StopRequest()
-    try:
-        _import_sources(setup)
-    except UserError as error:  # the first rank only notices that this one ended
-        print(f"lit-dps: error: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(ExitCode.REFUSED) from None
     with interruptible(stop), suppress(Interrupted):
         _follow(setup, stop)
 
@@ -432,11 +429,16 @@ def make_stop_check(stop: StopRequest) -> Callable[[], None]:
     return check
 
 
-def _import_sources(setup: StudySetup) -> None:
-    """Import the user's code. Raise UserError if it differs from the code of this run."""
+def _prepare_process(setup: StudySetup) -> None:
+    """Import the user's code in a started process. Raise UserError if it trains other first steps.
+
+    A rank does this before it joins the group, because the first steps train on one rank.
+    """
     sources = setup.environment.sources
     import_sources(setup.config(), sources)
     refuse_changed_sources(sources, source_hashes(setup.config()))
+    prepare_process()
+    refuse_other_first_steps(setup)
 
 
 def _refuse_other_sources(setup: StudySetup, sources: Mapping[str, Any]) -> None:

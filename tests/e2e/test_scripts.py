@@ -10,6 +10,7 @@ import pytest
 
 from lit_dps.core.errors import Unguarded
 from lit_dps.core.exit_codes import ExitCode
+from lit_dps.study.sources import GUARD_HINT
 from tests.e2e.commands import FAST, real, results, run_forked
 
 pytestmark = pytest.mark.slow
@@ -69,3 +70,43 @@ main(["study", "--help"])
     done = run_script(tmp_path, call)
     assert done.returncode == 64 and done.stdout == ""
     assert done.stderr.count("\n") == 1 and str(Unguarded()) in done.stderr
+
+
+LATE_VALUE = """
+import lit_dps
+import torch
+from lit_dps.data import Digits
+from lit_dps.models import MLP
+from lit_dps.module import ImageClassifier
+
+CONFIG = {"scale": 1.0}
+
+class Net(ImageClassifier):
+    def __init__(self, lr: float = 0.1):
+        super().__init__(MLP(width=8), learning_rate=lr)
+        for weight in self.parameters():
+            weight.data *= CONFIG["scale"]
+
+if __name__ == "__main__":
+    CONFIG["scale"] = SCALE
+    space = {"model.lr": {"low": 0.01, "high": 0.1}}
+    study = lit_dps.study(
+        Net, Digits, "val_error <= 0.9", [32], space, max_steps=8, check_interval=4, trials=1,
+        workers=1, trainer={"accelerator": "cpu", "devices": 2, "strategy": "ddp"},
+    )
+    print(len(study.trials), "trials")
+"""
+
+
+def test_ranks_refuse_to_train_other_first_steps_than_the_script(tmp_path):
+    done = run_script(tmp_path, LATE_VALUE.replace("SCALE", "2.0"), real)
+    assert done.returncode != 0 and "trials" not in done.stdout
+    error = done.stderr.splitlines()[-1]
+    assert "rank 1" in error and "norm of the initial weights" in error and GUARD_HINT in error
+    assert not results(tmp_path / "mlruns" / "study.db")
+
+
+@pytest.mark.long
+def test_ranks_of_a_script_train_its_first_steps(tmp_path):
+    done = run_script(tmp_path, LATE_VALUE.replace("SCALE", "1.0"), real)
+    assert done.stdout.endswith("1 trials\n"), done.stderr
