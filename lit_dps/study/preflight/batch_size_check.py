@@ -27,6 +27,9 @@ from lit_dps.training.deterministic import full_float32
 ROUNDING = 1e-4
 ROUNDING_OF_HALF = 1e-2  # with less than 24 bits
 ABSOLUTE_ROUNDING = 1e-7
+# A difference is random if it is at most this multiple of the range of a metric over 6 validations
+# of one network. Normal values have a larger difference in 0.3 % of comparisons.
+RANDOM_RANGES = 3
 
 
 def compare_metrics(
@@ -43,14 +46,15 @@ def compare_metrics(
     Args:
         settings: The settings of the study.
         trial: A dense trial at the smallest batch size of the grid.
-        short: A short trial there. `repeated_metrics` notes its random metrics.
+        short: A short trial there, whose validations show how random a metric is.
         setup: The study.
 
     Returns:
         Notes of one line each.
 
     Raises:
-        ConfigError: if the goal's metric differs by more than rounding.
+        ConfigError: if the goal's metric differs by more than rounding, and by more than
+            `RANDOM_RANGES` times its range over validations of one network.
     """
     # A validation that stops early has no value of the metric.
     user_settings = replace(settings, goal=replace(settings.goal, early_reject=False))
@@ -72,15 +76,14 @@ def compare_metrics(
     others = [max(sizes)]
     if ragged is not None:
         others.append(ragged)
-    random = _random_metrics(short, ROUNDING)
+    ranges = _random_ranges(short, _rounding(setup))
     notes: list[str] = []
     for batch_size in others:
         other = with_cell(trial, batch_size=batch_size)
         metrics = untrained_metrics(settings, other)
-        differences = _differences(smallest.networks, metrics.networks, rounding)
+        differences = _differences(smallest.networks, metrics.networks, rounding, ranges)
         for metric, values in differences.items():
-            if metric not in random:
-                notes.append(_note_or_refusal(settings, (trial, other), metric, values))
+            notes.append(_note_or_refusal(settings, (trial, other), metric, values))
     return list(dict.fromkeys(notes))
 
 
@@ -115,7 +118,7 @@ def repeated_metrics(short: ShortTrial, setup: StudySetup) -> list[str]:
     Such a metric is random, or it keeps a state from one validation to the next.
     """
     notes = []
-    for metric, (one, two) in _random_metrics(short, _rounding(setup)).items():
+    for metric, (one, two) in _repeated_differences(short, _rounding(setup)).items():
         notes.append(
             f"{metric} of one network is {one:.4g} and then {two:.4g}: it is random, or keeps "
             "a state from one validation to the next, and so the steps to the goal depend on it"
@@ -123,27 +126,45 @@ def repeated_metrics(short: ShortTrial, setup: StudySetup) -> list[str]:
     return notes
 
 
-def _random_metrics(short: ShortTrial, rounding: float) -> dict[str, tuple[float, float]]:
-    """Return the two values of each metric that differs between two validations of one network."""
-    if short.epochs.repeated is None:
-        return {}
-    first, second = short.epochs.repeated
-    return _differences([first], [second], rounding)
+def _repeated_differences(short: ShortTrial, rounding: float) -> dict[str, tuple[float, float]]:
+    """Return two values of each metric that differs between validations of one network."""
+    repeated = short.epochs.repeated
+    others = repeated[1:]
+    return _differences(repeated[:1] * len(others), others, rounding, {})
+
+
+def _random_ranges(short: ShortTrial, rounding: float) -> dict[str, float]:
+    """Return the range over validations of one network of each metric that differs there."""
+    ranges = {}
+    for metric in _repeated_differences(short, rounding):
+        values = [metrics[metric] for metrics in short.epochs.repeated if metric in metrics]
+        ranges[metric] = max(values) - min(values)
+    return ranges
 
 
 def _differences(
-    first: Sequence[dict[str, float]], second: Sequence[dict[str, float]], rounding: float
+    first: Sequence[dict[str, float]],
+    second: Sequence[dict[str, float]],
+    rounding: float,
+    ranges: Mapping[str, float],
 ) -> dict[str, tuple[float, float]]:
-    """Return both values of the metrics that differ by more than rounding between networks.
+    """Return both values of the metrics that differ between networks.
 
     If a metric differs for several networks, the values of the largest relative difference are
     returned.
+
+    Args:
+        first, second: The metrics of each network, by name.
+        rounding: The relative difference that rounding explains.
+        ranges: The range of each random metric. `RANDOM_RANGES` times as much is random.
     """
     differences: dict[str, tuple[float, float]] = {}
     for one, two in zip(first, second, strict=False):
         for metric in one.keys() & two.keys():
             values = (one[metric], two[metric])
             if _is_equal(*values, rounding):
+                continue
+            if abs(values[0] - values[1]) <= RANDOM_RANGES * ranges.get(metric, 0.0):
                 continue
             if metric not in differences or _gap(values) > _gap(differences[metric]):
                 differences[metric] = values

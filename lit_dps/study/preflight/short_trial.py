@@ -43,6 +43,7 @@ from lit_dps.training.unmasked import later_weights_note
 
 NOISE = 0.1  # standard deviation of the noise on weights that are all zero
 STEPS = 3  # of a short trial whose epochs do not end
+MORE_REPEATS = 4  # further validations of one network, if its first two differ
 MANUAL_BATCHES = 16  # of an epoch of a module that decides itself when its optimizer steps
 MAX_BATCHES_WITHOUT_STEP = 64  # after which a module is refused
 ERROR_LENGTH = 500  # characters of an error message
@@ -301,8 +302,9 @@ class ShortEpochs(Callback):
         is_finite: Whether the first training loss is finite; None before it, or without a loss.
         untrained: The metrics of the pruned network before its first step; None if validation fails
             without training.
-        repeated: The metrics of two validations of one network, with noise on its weights; None if
-            validation fails, or if module and data are ours.
+        repeated: The metrics of each validation of one network, with noise on its weights: two
+            validations, or more if these differ. Empty if validation fails, or if module and data
+            are ours.
         remarks: Remarks on the learning rates over the budget.
     """
 
@@ -315,7 +317,7 @@ class ShortEpochs(Callback):
         self.validates_untrained = True
         self.is_finite: bool | None = None
         self.untrained: dict[str, float] | None = None
-        self.repeated: tuple[dict[str, float], dict[str, float]] | None = None
+        self.repeated: list[dict[str, float]] = []
         self.remarks: list[str] = []
         self._remaining_batches = MAX_BATCHES_WITHOUT_STEP * accumulated
         self._initial: dict[str, Any] = {}
@@ -385,7 +387,11 @@ class ShortEpochs(Callback):
             perturb(pl_module)
             with suppress(Exception):
                 first = self.goal.validate_now(trainer)
-                self.repeated = (first, self.goal.validate_now(trainer))
+                second = self.goal.validate_now(trainer)
+                self.repeated = [first, second]
+                if first != second:
+                    for _ in range(MORE_REPEATS):
+                        self.repeated.append(self.goal.validate_now(trainer))
 
 
 def goal_of(trainer: Trainer) -> GoalErrorCallback:

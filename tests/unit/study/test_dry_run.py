@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,6 +16,12 @@ from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.errors import ConfigError, UserError
 from lit_dps.core.search_space import Choices, Range
 from lit_dps.core.trial import Cell
+from lit_dps.study.preflight.batch_size_check import (
+    ROUNDING,
+    ROUNDING_OF_HALF,
+    _differences,
+    _random_ranges,
+)
 from lit_dps.study.preflight.dry_run import _weights_by_address, dry_run
 from lit_dps.study.preflight.varied_trials import trials_with_each_value
 from lit_dps.study.setup import StudySetup
@@ -129,6 +137,26 @@ def test_a_further_metric_that_depends_on_the_validation_batch_size_is_noted():
 def test_random_validation_is_noted_and_not_refused(model):
     (note,) = dry_run(setup(f"dry_runs.{model}", "dry_runs.OneBatchSize", of("val_noisy")))[1]
     assert note.startswith("val_noisy ")
+
+
+def test_a_random_metric_that_depends_on_the_validation_batch_size_is_refused():
+    (note,) = dry_run(setup("dry_runs.NoisyRoot", goal=of("val_rmse")))[1]
+    assert "is random" in note, "validation has a batch size of its own"
+    with pytest.raises(ConfigError) as error:
+        dry_run(setup("dry_runs.NoisyRoot", "dry_runs.OneBatchSize", of("val_rmse")))
+    assert (error.value.key, error.value.value) == ("goal.metric", "val_rmse")
+
+
+def test_a_difference_is_random_up_to_three_times_the_range_of_one_network():
+    short = Mock()
+    short.epochs.repeated = [{"e": 0.50}, {"e": 0.51}, {"e": 0.49}]
+    ranges = _random_ranges(short, ROUNDING)
+    assert ranges == {"e": pytest.approx(0.02)}
+    for other, is_random in ((0.559, True), (0.561, False), (0.439, False), (math.nan, False)):
+        found = _differences([{"e": 0.5}], [{"e": other}], ROUNDING, ranges)
+        assert ("e" not in found) is is_random
+    short.epochs.repeated = [{"e": 0.500}, {"e": 0.504}]
+    assert _random_ranges(short, ROUNDING_OF_HALF) == {}
 
 
 @pytest.mark.parametrize("model", ["Seeding", "Pretrained", "LoadsInSetup"])
