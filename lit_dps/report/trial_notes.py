@@ -282,9 +282,9 @@ def _count_environments(study: Analysis) -> Counter:
 
 def package_versions(study: Analysis) -> Iterator[Values]:
     """Yield several versions of packages that may change results."""
-    # Trials of an earlier version do not name their environment.
-    unnamed = [each for each in study.record.environments if KEY not in each]
-    environments = [*unnamed, *used_environments(study)]
+    environments = used_environments(study)
+    if None in _count_environments(study):  # trials of an earlier version name no environment
+        environments = list(study.record.environments)
     names: list[str] = list(PACKAGES)
     for environment in environments:
         names.extend(environment)

@@ -129,6 +129,15 @@ def test_trials_of_an_earlier_version_go_on_and_are_noted(study):
     assert "2 trials" in note and "2026-11-27 10:00" in note
 
 
+def test_versions_of_torch_are_noted_if_trials_name_no_environment(study):
+    study(None, 2)
+    for version in ("2.15", "2.11"):
+        store_environment(study.url, "s", environment(**{"version.torch": version}))
+    record = read_study(study.url, "s")
+    notes = lines_of(ENVIRONMENTS, Analysis(record))
+    assert any("torch 2.15 and 2.11" in note for note in notes)
+
+
 def test_versions_threads_loops_and_unknown_code_are_noted(study, golden):
     study(environment(**{"version.timm": "1.0", "version.mlflow": "3.17"}))
     other = {"version.timm": "1.1", "version.mlflow": "3.18", "version.torch": "2.16", THREADS: 2}
