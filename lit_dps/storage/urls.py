@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, unquote, unquote_plus
@@ -18,12 +19,17 @@ SHORTEST_SECRET = 3  # characters: shorter ones are parts of ordinary words
 # A text that is no URL is shown only if it looks like a file path: any other may contain a
 # password.
 _PATH = re.compile(r"[\w ./\\+,~()-]*")
-# A URL that cannot be read in several ways. Only its password, options and tokens are hidden.
+# A URL that cannot be read in several ways. Only its passwords and tokens are hidden.
 _CLEAR_URL = re.compile(
     r"(?P<before>(?:[\w. -]*=)?(?P<scheme>[A-Za-z][\w+.-]*)://)"
     r"(?:(?P<user>[\w.-]*)(?P<password>:[^@:/?#\s]*)?@)?"
     r"(?P<place>(?:[\w.-]*|\[[\da-fA-F:.]+\])(?::\d{0,5})?(?:/[^@?#\s]*)?)"
-    r"(?:\?(?P<options>[\w.=&;%+-]*))?"
+    r"(?:\?(?P<options>[\w.=&;%+/:,~-]*))?"
+)
+# An option that may hold a secret, by its name or by a name within its value.
+_SECRET_OPTION = re.compile(
+    r"(?:pass|pwd|key|token|secret|auth|cred|jwt|signature|\bsig\b|dsn|odbc)[\w .-]*[=:]|@",
+    re.IGNORECASE,
 )
 
 
@@ -57,10 +63,11 @@ def is_http(url: str) -> bool:
 
 
 def without_password(url: str) -> str:
-    """Return a URL with *** in place of its password, its options and a token.
+    """Return a URL with *** in place of its password and of a token.
 
-    If the URL can be read in several ways, only its scheme is shown. A text that is no URL is
-    returned unchanged if it looks like a path, else as ***.
+    If one of its options may hold a secret, *** replaces all options, because an unquoted secret
+    may contain the & between two options. If the URL can be read in several ways, only its scheme
+    is shown. A text that is no URL is returned unchanged if it looks like a path, else as ***.
     """
     return _redact(url).text
 
@@ -82,14 +89,18 @@ class _Redacted(NamedTuple):
 def _redact(url: str) -> _Redacted:
     place, _, options = url.partition("?")
     if sqlite_file(url) is not None and place.isprintable():
-        hidden_options = f"?{HIDDEN}" if options else ""
-        return _Redacted(f"{place}{hidden_options}", _values_of(options))
+        shown, secrets = _redact_options(options)
+        return _Redacted(f"{place}{shown}", secrets)
     if _PATH.fullmatch(url):
         return _Redacted(url, [])
     match = _CLEAR_URL.fullmatch(url)
     if match is None or not url.isprintable():
         return _redact_unclear(url)
-    secrets = _values_of(match["options"] or "")
+    options = match["options"] or ""
+    shown, secrets = _redact_options(options)
+    if options and match["user"] is None and re.search(r":\d+$", match["place"]):
+        # Without an @ this may be a user and a password that contains a question mark.
+        shown, secrets = f"?{HIDDEN}", _secrets_of(options)
     text = match["before"]
     if match["user"] is not None:
         user = match["user"]
@@ -102,10 +113,7 @@ def _redact(url: str) -> _Redacted:
             secrets.append(match["password"][1:])
             text += f":{HIDDEN}"
         text += "@"
-    text += match["place"]
-    if match["options"]:
-        text += f"?{HIDDEN}"
-    return _Redacted(text, secrets)
+    return _Redacted(f"{text}{match['place']}{shown}", secrets)
 
 
 def _redact_unclear(url: str) -> _Redacted:
@@ -119,9 +127,30 @@ def _redact_unclear(url: str) -> _Redacted:
     return _Redacted(f"{scheme}://{HIDDEN}", secrets, is_clear=False)
 
 
-def _values_of(options: str) -> list[str]:
-    """Return the values of the options of a URL."""
-    return [part.partition("=")[2] or part for part in re.split("[&;]", options)]
+def _redact_options(options: str) -> tuple[str, list[str]]:
+    """Return the options of a URL with their ?, or ?*** if one may hold a secret; and secrets."""
+    if not options:
+        return "", []
+    if options.isprintable() and all(map(_is_harmless, re.split("[&;]", options))):
+        return f"?{options}", []
+    return f"?{HIDDEN}", _secrets_of(options)
+
+
+def _is_harmless(option: str) -> bool:
+    """Return True for NAME=VALUE in which neither name nor value can hold a secret."""
+    if re.fullmatch(r"[\w.-]+=[\w.%+/:,~-]*", option) is None:
+        return False
+    return _SECRET_OPTION.search(unquote_plus(unquote(option))) is None
+
+
+def _secrets_of(options: str) -> list[str]:
+    """Return what may be a secret in options: from each = to each later end of an option."""
+    starts = [match.end() for match in re.finditer("=", options)]
+    ends = [match.start() for match in re.finditer("[&;]|$", options)]
+    secrets = [options, *re.split("[&;]", options)]
+    for start in starts:
+        secrets += [options[start:end] for end in ends if end > start]
+    return secrets
 
 
 def ui_command(uri: str) -> str:
@@ -130,7 +159,7 @@ def ui_command(uri: str) -> str:
     In a checkout it is a command of make, because the package may not be installed.
     """
     if uri != StorageConfig().mlflow_uri:
-        return f"lit-dps ui --storage.mlflow {without_password(uri)}"
+        return f"lit-dps ui --storage.mlflow {shlex.quote(without_password(uri))}"
     here = Path.cwd()
     if Path(lit_dps.__file__).parents[1] == here and (here / "Makefile").is_file():
         return "make ui"

@@ -49,10 +49,38 @@ from tests.support.fake_study import law_study
         ("me:secret@host/db", "***"),
         ("host=db password=secret", "***"),
         ("postgresql:/me:secret@host/db", "***"),
+        ("postgresql://me:12?x=secret", "postgresql://me:12?***"),
+        ("postgresql://h/db?sslmode=require&sslpassword=a&b=c", "postgresql://h/db?***"),
+        ("postgresql://h/db?x=PWD%3Dsecret", "postgresql://h/db?***"),
+        ("postgresql://h/db?x=PWD%253Dsecret", "postgresql://h/db?***"),
+        ("postgresql://h/db?x=me%3Asecret%40host", "postgresql://h/db?***"),
+        ("sqlite:///x.db?Auth=secret", "sqlite:///x.db?***"),
+        (
+            "postgresql://me:secret@h/db?sslmode=require&connect_timeout=3",
+            "postgresql://me:***@h/db?sslmode=require&connect_timeout=3",
+        ),
     ],
 )
 def test_shown_hides_passwords_and_nothing_else(url, expected):
     assert without_password(url) == expected
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql:///db?host=/var/run/postgresql",
+        "postgresql+psycopg:///db?host=a:5432&host=b:5433&target_session_attrs=primary",
+        "postgresql://me@h/db?sslmode=require&connect_timeout=3&keepalives_idle=30",
+        "postgresql://h/db?options=-csearch_path%3Dmine&application_name=lit+dps",
+        "sqlite:////x/study.db?timeout=30&check_same_thread=false",
+        "sqlite:///file:study.db?mode=ro&uri=true",
+        "https://h:5000/mlflow?port=1",
+    ],
+)
+def test_options_that_hold_no_secret_are_shown(url):
+    assert without_password(url) == url
+    assert without_password(f"--storage.optuna={url}") == f"--storage.optuna={url}"
+    assert scrubbed(url, url) == url
 
 
 def test_what_a_driver_says_is_scrubbed_in_both_spellings():
@@ -137,6 +165,7 @@ SHAPES = [
     "https://{}@host/path",
     "postgresql://host/db?user=me&PWD={}",
     "https://host/x?access-token={}#part",
+    "postgresql://host/db?password={}&sslmode=require",
     "mssql+pyodbc:///?odbc_connect={}",
     "postgresql://me:{}",
     "nosuch://me:{}@host:port/db?timeout=3",
