@@ -166,8 +166,8 @@ def of_others(name: str, key: str = "--only") -> ModuleType:
         key: The key or option that names it.
 
     Raises:
-        ConfigError: if the module cannot be imported, is not a figure, or has the name of a figure
-            or table of the package.
+        ConfigError: if the module cannot be imported, is not a figure, has AXIS of an earlier
+            version, or has the name of a figure or table of the package.
     """
     try:
         module = import_module(name)
@@ -182,6 +182,11 @@ def of_others(name: str, key: str = "--only") -> ModuleType:
         if not hasattr(module, part):
             allowed = f"a figure, which has NAME, missing and notes; it has no {part}"
             raise ConfigError(key, name, allowed)
+    if isinstance(getattr(module, "AXIS", None), str) and not hasattr(module, "by_default"):
+        # Without AXIS, the figure is drawn of studies whose grid lacks this key, too.
+        allowed = "a figure without AXIS, which is no longer read"
+        hint = f"Define by_default(*studies), which returns whether their axes have {module.AXIS}."
+        raise ConfigError(key, name, allowed, hint)
     is_pair = module.NAME.startswith(f"{metaparameters.NAME}-")
     if module.NAME in NAMES | TABLES or is_pair:
         allowed = f"a figure whose NAME is not {module.NAME!r}, which the package writes itself"

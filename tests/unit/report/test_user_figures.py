@@ -96,6 +96,16 @@ def test_a_module_without_a_figure_is_refused(study, figure):
         Study(study.record).plot("tests.support.errors")
 
 
+def test_the_axis_of_an_earlier_version_is_refused_without_by_default(study, figure):
+    figure.write_text(figure.read_text() + "\nAXIS = 'local.steps'\n")
+    with refuses("study.figures", "my_figure") as error:
+        of_others("my_figure", "study.figures")
+    assert "local.steps" in str(error.value) and "\n" not in str(error.value)
+    sys.modules.pop("my_figure")
+    figure.write_text(figure.read_text() + "\ndef by_default(*studies):\n    return False\n")
+    assert of_others("my_figure").NAME == "success"
+
+
 @pytest.mark.parametrize("name", ["scaling", "table", "rates-prices", "metaparameters-a-b"])
 def test_a_figure_named_as_a_file_of_the_package_is_refused(study, figure, tmp_path, name):
     figure.write_text(figure.read_text().replace('"success"', f'"{name}"'))
