@@ -13,10 +13,12 @@ import hashlib
 import pathlib
 import sys
 import types
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -29,7 +31,10 @@ from lit_dps.training.code_text import (
     MAIN,
     PROCESS_MODULES,
     READS_GLOBAL,
+    attribute_or_none,
+    attributes_stored,
     byte_code,
+    function_of_member,
     is_importable,
     names_in,
     path_of,
@@ -55,41 +60,56 @@ _CLOCKS = (
     *("time", "time_ns", "perf_counter", "monotonic", "now", "utcnow", "today", "strftime"),
     *("uuid1", "uuid4", "getpid", "mkdtemp"),
 )
-# Code that assigns a variable of an outer function, a global or an attribute.
-_ASSIGNS = ("STORE_DEREF", "STORE_GLOBAL", "STORE_ATTR")
+_CONTAINERS = (list, tuple, set, frozenset, deque)
+MAX_DEPTH = 4  # of nested containers and objects whose functions and classes are read
+MAX_ITEMS = 1_000  # containers, objects and functions that are read in one value
 
 
-def hashes_of_path(path: str) -> dict[str, list[str]]:
-    """Return the hashes of a class that only this process can import, and of what its code names.
+def hashes_of_paths(paths: Sequence[str]) -> dict[str, list[str]]:
+    """Return the hashes of classes that only this process can import, and of what their code names.
 
     For the class of a function, these are the hashes of the function.
 
     Returns:
         Hashes by name, such as `__main__.Net`; `UNKNOWN` for a constant that code assigns, and
-        without a class of this path.
+        for a path without a class.
     """
-    module, _, name = path.rpartition(".")
-    cls = getattr(sys.modules.get(module), name, None)
-    if cls is None:
-        return {path: UNKNOWN}
-    factory = factory_of_class(cls)
-    if factory is None:
-        return code_hashes(cls, path)
-    return code_hashes(factory.function, factory.section)
+    hashes = {}
+    items = {}
+    for path in paths:
+        module, _, name = path.rpartition(".")
+        cls = getattr(sys.modules.get(module), name, None)
+        if cls is None:
+            hashes[path] = UNKNOWN
+            continue
+        factory = factory_of_class(cls)
+        if factory is None:
+            items[path] = cls
+        else:
+            items[factory.section] = factory.function
+    return hashes | code_hashes(items)
 
 
-def code_hashes(item: Any, name: str) -> dict[str, list[str]]:
-    """Return the hashes of a function or class, and of the code and constants that it names."""
+def code_hashes(items: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the hashes of functions and classes, and of the code and constants that they name.
+
+    Functions of equal paths, such as lambdas, have one hash together.
+
+    Args:
+        items: Functions and classes by name.
+    """
     walk = _CodeWalk()
-    walk.code[name] = ""
-    if isinstance(item, (type, types.FunctionType)):
-        walk.add(item, name)
-    else:  # such as a partial
-        walk.code[name] += walk.text_of(item)
+    walk.code |= dict.fromkeys(items, "")
+    for name, item in items.items():
+        if isinstance(item, (type, types.FunctionType)):
+            walk.add(item, name)
+        else:  # such as a partial
+            walk.code[name] += walk.text_of(item)
+    assigned = walk.assigned()
     for path, (operation, _) in sorted(walk.constants.items()):
         owner, _, attribute = path.rpartition(".")
         # A new constant may replace one of a base class.
-        if operation == "STORE_ATTR" and (operation, attribute) not in walk.assigned:
+        if operation == "STORE_ATTR" and (operation, attribute) not in assigned:
             walk.code[owner] += f"{attribute},"
     hashes = {}
     python = f"Python {sys.version_info.major}.{sys.version_info.minor}"
@@ -100,7 +120,7 @@ def code_hashes(item: Any, name: str) -> dict[str, list[str]]:
             hashes[path] = _hash(f"{OBJECT_TEXT} of {python}", walk.code[path] + text)
             continue
         hashes[path] = _hash(OBJECT_TEXT, text)
-        if (operation, path.rpartition(".")[2]) in walk.assigned:
+        if (operation, path.rpartition(".")[2]) in assigned:
             hashes[path] = UNKNOWN
     return hashes
 
@@ -116,14 +136,17 @@ class _CodeWalk:
     Attributes:
         code: Texts of functions and classes, by the path of the outermost one.
         constants: The operation that assigns a constant, and its text, by path.
-        assigned: Operations and names of the assignments in the code.
     """
 
     def __init__(self):
         self.code: dict[str, str] = {}
         self.constants: dict[str, tuple[str, str]] = {}
-        self.assigned: set[tuple[str, str]] = set()
-        self._items: dict[int, Any] = {}
+        self._items: dict[int, Any] = {}  # an id is unique only as long as its object lives
+        self._clocks: set[tuple[str, str]] = set()
+        self._codes: list[types.CodeType] = []
+        self._methods: set[types.CodeType] = set()  # with an object as their first argument
+        self._depth = 0  # of nested values
+        self._max_items = 0
 
     def text_of(self, value: Any) -> str:
         """Return the text of a constant, or the path of code; "" for other values."""
@@ -147,10 +170,39 @@ class _CodeWalk:
             return value.__qualname__
         if not isinstance(value, types.ModuleType):
             self.text_of(type(value))  # the class of an object
+            self._add_values(value)
             rules = getattr(type(value), "__dataclass_params__", None)
             if is_dataclass(value) and rules is not None and rules.frozen:
                 return self.text_of(tuple(getattr(value, each.name) for each in fields(value)))
         return ""
+
+    def _add_values(self, item: Any) -> None:
+        """Add the code of functions and classes in a container or an object."""
+        if self._depth == 0:
+            self._max_items = len(self._items) + MAX_ITEMS
+        if id(item) in self._items or self._depth == MAX_DEPTH:
+            return
+        if len(self._items) >= self._max_items:
+            return
+        self._items[id(item)] = item
+        values: Any = item
+        if not isinstance(item, (dict, *_CONTAINERS)):
+            values = attribute_or_none(item, "__dict__")
+        if isinstance(values, dict):
+            values = list(values.values())
+        elif not isinstance(values, _CONTAINERS):
+            return
+        values = [each for each in islice(values, MAX_ITEMS) if not isinstance(each, _CONSTANTS)]
+        if isinstance(item, set):
+            values.sort(key=_text_for_order)
+        self._depth += 1
+        for each in values:
+            function = function_of_member(each)
+            # Closures of libraries may hold values of one process.
+            is_library = function is not None and not is_user_file(function.__code__.co_filename)
+            if not isinstance(each, types.FunctionType) or not is_library:
+                self.text_of(each)
+        self._depth -= 1
 
     def _text_of_holder(self, holder: Any) -> str:
         texts = [type(holder).__name__]
@@ -165,7 +217,7 @@ class _CodeWalk:
         """Add the code of a function or class, unless another process can import it."""
         if id(item) in self._items:
             return
-        self._items[id(item)] = item  # an id is unique only as long as its object lives
+        self._items[id(item)] = item
         if is_importable(item):
             return
         if isinstance(item, type):
@@ -182,11 +234,7 @@ class _CodeWalk:
         text = code.co_qualname
         if is_user_file(code.co_filename):  # not the wrapper of a library's decorator
             text = byte_code(code)
-            for operation in _ASSIGNS:
-                names = names_in(code, operation)
-                if operation == "STORE_DEREF":
-                    names &= {*code.co_freevars}
-                self.assigned |= {(operation, name) for name in names}
+            self._codes.append(code)
         defaults = (function.__defaults__, tuple(sorted((function.__kwdefaults__ or {}).items())))
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             with suppress(ValueError):  # an empty cell
@@ -204,15 +252,20 @@ class _CodeWalk:
         text = self.text_of(value)
         is_clock = operation == "STORE_GLOBAL" and path in _paths_of_clocks()
         if is_clock:
-            self.assigned.add((operation, path.rpartition(".")[2]))
+            self._clocks.add((operation, path.rpartition(".")[2]))
         if text and text != path:
             if operation != "STORE_GLOBAL":  # functions in a function have one path
                 text = self.constants.get(path, ("", ""))[1] + text
             self.constants[path] = (operation, text)
 
     def _text_of_class(self, cls: type, path: str) -> str:
+        self.text_of(type(cls))  # its metaclass
         texts = [self.text_of(base) for base in cls.__bases__]
         for name, member in _members_of(cls):
+            function = function_of_member(member)
+            has_class = isinstance(member, (classmethod, staticmethod)) or issubclass(cls, type)
+            if function is not None and not has_class:
+                self._methods.add(function.__code__)
             if isinstance(member, _CONSTANTS):
                 self._add_constant("STORE_ATTR", f"{path}.{name}", member)
                 continue
@@ -220,6 +273,29 @@ class _CodeWalk:
             if text:
                 texts.append(f"{name} {text}")
         return repr(texts)
+
+    def assigned(self) -> set[tuple[str, str]]:
+        """Return the operations and names of the assignments in the code.
+
+        An attribute that a method stores in its object changes no class.
+        """
+        assigned = set(self._clocks)
+        for code in self._codes:
+            instance = ""
+            if code in self._methods and code.co_argcount:
+                instance = code.co_varnames[0]
+            assigned |= {("STORE_ATTR", name) for name in attributes_stored(code, instance)}
+            assigned |= {("STORE_GLOBAL", name) for name in names_in(code, "STORE_GLOBAL")}
+            for name in names_in(code, "STORE_DEREF") & {*code.co_freevars}:
+                assigned.add(("STORE_DEREF", name))
+        return assigned
+
+
+def _text_for_order(item: Any) -> str:
+    """Return a text that sorts the members of a set in the same way in all processes."""
+    if isinstance(item, types.FunctionType):
+        return byte_code(item.__code__)
+    return path_of(item if isinstance(item, type) else type(item))
 
 
 def _members_of(cls: type) -> Iterator[tuple[str, Any]]:

@@ -24,7 +24,7 @@ from lit_dps.core.errors import UserError
 from lit_dps.core.identity import OBJECTS
 from lit_dps.core.record import setting
 from lit_dps.core.user_code import PROCESS_START, is_user_file, texts_in
-from lit_dps.study.script_code import hashes_of_path
+from lit_dps.study.script_code import hashes_of_paths
 from lit_dps.training.code_text import MAIN, function_of_member, is_edited
 
 GUARD_HINT = (
@@ -36,7 +36,7 @@ _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionD
 MACHINE_MODULES = ("sitecustomize", "usercustomize")  # they differ between installations
 # Prefixes of class paths that only the script or notebook can import that runs lit_dps.
 LOCAL = (f"{MAIN[0]}.", f"{OBJECTS}.")
-_hashes_of_local = cache(hashes_of_path)
+_hashes_of_local = cache(hashes_of_paths)
 FILE = "file "  # begins the name of a file that the model's arguments name
 _seen: dict[str, str] = {}  # hashes of these files when the command began
 
@@ -85,11 +85,8 @@ def source_hashes(config: Any, is_start: bool = False) -> dict[str, list[str]]:
             content = _content_hash(argument, stat.st_mtime_ns, stat.st_size)
             is_as_before = _seen.setdefault(argument, content) == content
             hashes[FILE + argument] = [content] if is_as_before else UNKNOWN
-    for text in texts:
-        if text.startswith(LOCAL):
-            for place, each in _hashes_of_local(text).items():
-                if hashes.get(place) != UNKNOWN:
-                    hashes[place] = each
+    paths = {text for text in texts if text.startswith(LOCAL)}
+    hashes |= _hashes_of_local(tuple(sorted(paths)))
     return dict(sorted(hashes.items()))
 
 

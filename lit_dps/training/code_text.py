@@ -20,6 +20,7 @@ MAIN = ("__main__", "__mp_main__")
 # Modules of this process alone: the script or notebook, and classes without an importable path.
 PROCESS_MODULES = (*MAIN, OBJECTS)
 # From Python 3.12 on, the body of a class reads with LOAD_FROM_DICT_OR_GLOBALS.
+_EXTENDED = dis.EXTENDED_ARG  # a prefix of an instruction with a large argument
 READS_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 # Variables that the body of a class stores, and that decide nothing.
 _NOT_CODE = ("__doc__", "__firstlineno__", "__static_attributes__")
@@ -51,6 +52,34 @@ def names_in(code: types.CodeType, *operations: str) -> frozenset[str]:
             if instruction.opname in operations:
                 names.add(instruction.argval)
     return frozenset(names)
+
+
+def attributes_stored(code: types.CodeType, instance: str) -> set[str]:
+    """Return the attributes that code stores in other objects than in a variable, such as self."""
+    names: set[str] = set()
+    for each in codes_in(code):
+        instructions = [part for part in dis.get_instructions(each) if part.opcode != _EXTENDED]
+        for i, instruction in enumerate(instructions):
+            if instruction.opname != "STORE_ATTR":
+                continue
+            receiver = i - 1
+            if instructions[receiver].opname in ("SWAP", "ROT_TWO"):  # such as `self.x += 1`
+                # The object is loaded, copied, and its attribute is read.
+                while receiver > 2 and instructions[receiver].argval != instruction.argval:
+                    receiver -= 1
+                receiver -= 2
+            if _loaded_variable(instructions[receiver]) != instance:
+                names.add(instruction.argval)
+    return names
+
+
+def _loaded_variable(instruction: dis.Instruction) -> str:
+    """Return the variable of a function that an instruction loads last; "" without one."""
+    name = instruction.argval
+    if isinstance(name, tuple):  # two instructions in one, from Python 3.13 on
+        name = name[-1]
+    is_load = "LOAD_FAST" in instruction.opname or instruction.opname == "LOAD_DEREF"
+    return name if is_load else ""
 
 
 def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -79,7 +79,7 @@ def hashes_in_script(code: str, item: str, module: str = "__main__", monkeypatch
     if monkeypatch is not None:
         monkeypatch.setitem(sys.modules, module, names)
     exec(compile(code, "<script>", "exec"), vars(names))
-    return code_hashes(eval(item, vars(names)), "model")
+    return code_hashes({"model": eval(item, vars(names))})
 
 
 def all_hashes() -> list:
@@ -189,15 +189,117 @@ def test_what_training_changes_is_unknown_and_does_not_change_the_code():
     names = types.ModuleType("__main__")
     exec(FILLED, vars(names))
     make = names.closure()
-    before = code_hashes(make, "model")
+    before = code_hashes({"model": make})
     unknown = {name for name, each in before.items() if each == UNKNOWN}
     assert unknown == {"__main__.total", "__main__.Net.count", "model.calls"}
     make().step(0.5)
-    after = code_hashes(make, "model")
+    after = code_hashes({"model": make})
     assert {name: after[name] for name in before} == before
     names.Net.kept = 2
-    changed = code_hashes(make, "model")
+    changed = code_hashes({"model": make})
     assert [name for name in before if changed[name] != before[name]] == ["__main__.Net.kept"]
+
+
+SHARED = """
+def maker(k):
+    return lambda lr=0.1: k
+COUNT = 0
+def model(lr=0.1):
+    global COUNT
+    COUNT += 1
+    return maker(2)
+"""
+
+
+def test_functions_of_one_path_have_one_hash_together():
+    def both(code: str, model: str = "maker(1)", data: str = "lambda bs=8: [maker(2), COUNT]"):
+        names = types.ModuleType("__main__")
+        exec(code, vars(names))
+        held = {"model": model, "data": f"[(lambda f: lambda bs=8: f)(each) for each in [{data}]]"}
+        items = {name: eval(text, vars(names)) for name, text in held.items()}
+        items["data"] = items["data"][0]
+        return code_hashes(items)
+
+    before = both(SHARED, "lambda lr=0.1: (lambda: 1)", "lambda: 2")
+    for model, data in (("lambda lr=0.1: (lambda: 3)", "lambda: 2"), ("maker(1)", "lambda: 3")):
+        assert both(SHARED, model, data) != before
+    closures = both(SHARED, "lambda lr=0.1, f=maker(1): f", "maker(2)")
+    path = "__main__.maker.k"
+    assert both(SHARED, "lambda lr=0.1, f=maker(3): f", "maker(2)")[path] != closures[path]
+    assert both(SHARED, "lambda lr=0.1, f=maker(1): f", "maker(3)")[path] != closures[path]
+    assert both(SHARED, "model", "lambda: COUNT")["__main__.COUNT"] == UNKNOWN
+
+
+STORES = """
+class Meta(type):
+    def change(cls): cls.b = 1
+class Net(metaclass=Meta):
+    a, b, c, d, e, f, g = range(7)
+    def __init__(self, rate=0.1):
+        self.a = rate
+        self.a += 1
+        self.other, self.a = self.a, 2
+        self.inner = lambda: setattr(self, "x", 1)
+        def later():
+            self.a = 3
+            self.a *= 3
+    @property
+    def size(self):
+        self.a = rate = 1
+        return rate
+    @classmethod
+    def count(cls): cls.c += 1
+    def step(self):
+        type(self).d += 1
+        Net.e = self.a
+        self.net.f = 1
+    @staticmethod
+    def reset(net): net.g = 0
+"""
+
+
+def test_an_attribute_that_a_method_stores_in_its_object_is_no_attribute_of_the_class():
+    hashes = hashes_in_script(STORES, "Net")
+    unknown = {name for name, each in hashes.items() if each == UNKNOWN}
+    assert unknown == {f"model.{name}" for name in "bcdefg"}
+    after = hashes_in_script(STORES.replace("range(7)", "(9, *range(1, 7))"), "Net")
+    assert [name for name in hashes if after[name] != hashes[name]] == ["model.a"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "{'warm': warm}",
+        "[(1, {'inner': [warm]})]",
+        "{warm, Step}",
+        "Library(warm)",
+        "Library([Library(warm), 3])",
+        "{'steps': [functools.partial(warm, 1)]}",
+        "[Step()]",
+    ],
+)
+def test_functions_and_classes_in_values_count(value):
+    code = "import functools, types\nLibrary = lambda f: types.SimpleNamespace(transform=f)\n"
+    code += "def warm(x=1):\n    return x + RATE\nRATE = 3\nclass Step:\n    size = warm\n"
+    code += f"VALUES = {value}\ndef use():\n    return VALUES\n"
+    before = hashes_in_script(code, "use")
+    assert UNKNOWN not in before.values()
+    for old, new, name in (("x + R", "x - R", "warm"), ("RATE = 3", "RATE = 4", "RATE")):
+        after = hashes_in_script(code.replace(old, new), "use")
+        assert [each for each in before if after[each] != before[each]] == [f"__main__.{name}"]
+    # The values themselves are left to the first steps.
+    after = hashes_in_script(code.replace("def use", "VALUES = [VALUES, 7]\ndef use"), "use")
+    assert after == before
+
+
+def test_values_that_contain_themselves_and_many_values_are_read_once():
+    code = (
+        "def warm(): return 1\nVALUES = [warm]\nfor _ in range(100):\n    VALUES.append(VALUES)\n"
+    )
+    code += "MANY = [[i] for i in range(100_000)]\nNUMBERS = list(range(100_000))\n"
+    code += "def use(): return VALUES, MANY, NUMBERS\n"
+    hashes = hashes_in_script(code, "use")
+    assert hashes.keys() == {"model", "__main__.warm"}
 
 
 def test_defaults_of_a_pydantic_model_are_constants():
@@ -235,6 +337,6 @@ def test_code_is_compared_within_one_version_of_python_and_constants_in_all():
 
 
 def test_functions_of_other_modules_count_by_their_path():
-    hashes = code_hashes(functools.partial(subprocess.run, 1), "model")
+    hashes = code_hashes({"model": functools.partial(subprocess.run, 1)})
     assert hashes.keys() == {"model"}
-    assert hashes != code_hashes(functools.partial(subprocess.call, 1), "model")
+    assert hashes != code_hashes({"model": functools.partial(subprocess.call, 1)})

@@ -14,7 +14,7 @@ from lit_dps.advice import run as advising_run
 from lit_dps.core.environment import SOURCES, changed_parts
 from lit_dps.core.registry import class_at
 from lit_dps.core.trial import Cell, Trial
-from lit_dps.study.script_code import hashes_of_path
+from lit_dps.study.script_code import hashes_of_paths
 from lit_dps.training.user_objects import OBJECTS, batch_size_key, config_of
 from lit_dps.training.workload import Workload
 from tests.e2e import advised_user
@@ -184,10 +184,10 @@ def test_a_function_makes_a_new_object_with_the_values_of_the_trial():
     assert type(one) is Holds and one.hparams.lr == 0.25 and other.hparams.lr == 0.5
     assert one.network is not other.network and one.network.in_features == 7
     # Another value in the function is other code, which stored advice refuses.
-    before = hashes_of_path(given["class_path"])
+    before = hashes_of_paths([given["class_path"]])
     width = 8
     again = config_of("model", lambda lr=0.1: Holds(nn.Linear(width, 2), lr)).config
-    after = hashes_of_path(again["class_path"])
+    after = hashes_of_paths([again["class_path"]])
     assert again == given == {"class_path": f"{OBJECTS}.model"}
     assert changed_parts([{SOURCES: before}], {SOURCES: after}, SOURCES) == ["model.width"]
     wrong = config_of("model", lambda lr=0.1: nn.Linear(2, 2)).config
