@@ -13,6 +13,7 @@ import hashlib
 import pathlib
 import sys
 import types
+from argparse import Namespace
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -37,8 +38,10 @@ from lit_dps.training.code_text import (
     function_of_member,
     is_importable,
     names_in,
+    names_of_filled,
     path_of,
 )
+from lit_dps.training.object_difference import is_plain
 from lit_dps.training.user_objects import factory_of_class
 
 HASH_LENGTH = 16  # hexadecimal digits
@@ -74,20 +77,40 @@ def hashes_of_paths(paths: Sequence[str]) -> dict[str, list[str]]:
         Hashes by name, such as `__main__.Net`; `UNKNOWN` for a constant that code assigns, and
         for a path without a class.
     """
-    hashes = {}
+    items = _items_of_paths(paths)
+    unknown = {path: UNKNOWN for path in paths if items.get(path, path) is None}
+    return code_hashes({name: item for name, item in items.items() if item is not None}) | unknown
+
+
+def containers_of_paths(paths: Sequence[str]) -> dict[str, str]:
+    """Return the plain values in the dicts, lists and namespaces that the code of classes names.
+
+    Containers that the code fills are left out.
+    """
+    items = _items_of_paths(paths)
+    walk = _walk_of({name: item for name, item in items.items() if item is not None})
+    filled = set()
+    for code in walk.codes:
+        filled |= names_of_filled(code)
+    containers = {}
+    for path, text in walk.containers.items():
+        if text and path.rpartition(".")[2] not in filled:
+            containers[path] = text
+    return containers
+
+
+def _items_of_paths(paths: Sequence[str]) -> dict[str, Any]:
+    """Return classes by path, and functions by their section; None without a class."""
     items = {}
     for path in paths:
         module, _, name = path.rpartition(".")
         cls = getattr(sys.modules.get(module), name, None)
-        if cls is None:
-            hashes[path] = UNKNOWN
-            continue
-        factory = factory_of_class(cls)
+        factory = None if cls is None else factory_of_class(cls)
         if factory is None:
             items[path] = cls
         else:
             items[factory.section] = factory.function
-    return hashes | code_hashes(items)
+    return items
 
 
 def code_hashes(items: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -98,13 +121,7 @@ def code_hashes(items: Mapping[str, Any]) -> dict[str, list[str]]:
     Args:
         items: Functions and classes by name.
     """
-    walk = _CodeWalk()
-    walk.code |= dict.fromkeys(items, "")
-    for name, item in items.items():
-        if isinstance(item, (type, types.FunctionType)):
-            walk.add(item, name)
-        else:  # such as a partial
-            walk.code[name] += walk.text_of(item)
+    walk = _walk_of(items)
     assigned = walk.assigned()
     for path, (operation, _) in sorted(walk.constants.items()):
         owner, _, attribute = path.rpartition(".")
@@ -125,6 +142,17 @@ def code_hashes(items: Mapping[str, Any]) -> dict[str, list[str]]:
     return hashes
 
 
+def _walk_of(items: Mapping[str, Any]) -> _CodeWalk:
+    walk = _CodeWalk()
+    walk.code |= dict.fromkeys(items, "")
+    for name, item in items.items():
+        if isinstance(item, (type, types.FunctionType)):
+            walk.add(item, name)
+        else:  # such as a partial
+            walk.code[name] += walk.text_of(item)
+    return walk
+
+
 def _hash(version: str, text: str) -> list[str]:
     digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()
     return [f"{version}: {digest[:HASH_LENGTH]}"]
@@ -136,14 +164,17 @@ class _CodeWalk:
     Attributes:
         code: Texts of functions and classes, by the path of the outermost one.
         constants: The operation that assigns a constant, and its text, by path.
+        containers: Texts of dicts, lists and namespaces, by path.
+        codes: Byte code of the functions.
     """
 
     def __init__(self):
         self.code: dict[str, str] = {}
         self.constants: dict[str, tuple[str, str]] = {}
+        self.containers: dict[str, str] = {}
         self._items: dict[int, Any] = {}  # an id is unique only as long as its object lives
         self._clocks: set[tuple[str, str]] = set()
-        self._codes: list[types.CodeType] = []
+        self.codes: list[types.CodeType] = []
         self._methods: set[types.CodeType] = set()  # with an object as their first argument
         self._depth = 0  # of nested values
         self._max_items = 0
@@ -234,7 +265,7 @@ class _CodeWalk:
         text = code.co_qualname
         if is_user_file(code.co_filename):  # not the wrapper of a library's decorator
             text = byte_code(code)
-            self._codes.append(code)
+            self.codes.append(code)
         defaults = (function.__defaults__, tuple(sorted((function.__kwdefaults__ or {}).items())))
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             with suppress(ValueError):  # an empty cell
@@ -257,6 +288,8 @@ class _CodeWalk:
             if operation != "STORE_GLOBAL":  # functions in a function have one path
                 text = self.constants.get(path, ("", ""))[1] + text
             self.constants[path] = (operation, text)
+        elif not is_clock:
+            self.containers[path] = _text_of_container(value)
 
     def _text_of_class(self, cls: type, path: str) -> str:
         self.text_of(type(cls))  # its metaclass
@@ -270,6 +303,7 @@ class _CodeWalk:
                 self._add_constant("STORE_ATTR", f"{path}.{name}", member)
                 continue
             text = self.text_of(member)
+            self.containers[f"{path}.{name}"] = _text_of_container(member)
             if text:
                 texts.append(f"{name} {text}")
         return repr(texts)
@@ -280,7 +314,7 @@ class _CodeWalk:
         An attribute that a method stores in its object changes no class.
         """
         assigned = set(self._clocks)
-        for code in self._codes:
+        for code in self.codes:
             instance = ""
             if code in self._methods and code.co_argcount:
                 instance = code.co_varnames[0]
@@ -289,6 +323,18 @@ class _CodeWalk:
             for name in names_in(code, "STORE_DEREF") & {*code.co_freevars}:
                 assigned.add(("STORE_DEREF", name))
         return assigned
+
+
+def _text_of_container(value: Any) -> str:
+    """Return the plain values of a dict, a list, a namespace or a dataclass; "" for others."""
+    if isinstance(value, (Namespace, types.SimpleNamespace)) or is_dataclass(value):
+        value = attribute_or_none(value, "__dict__")
+    with suppress(RecursionError):  # a container may contain itself
+        if isinstance(value, dict):
+            return repr([each for each in value.items() if is_plain(each)])
+        if isinstance(value, list) and is_plain(value):
+            return repr(value)
+    return ""
 
 
 def _text_for_order(item: Any) -> str:

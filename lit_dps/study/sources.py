@@ -11,6 +11,7 @@ import importlib
 import inspect
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
@@ -24,7 +25,7 @@ from lit_dps.core.errors import UserError
 from lit_dps.core.identity import OBJECTS
 from lit_dps.core.record import setting
 from lit_dps.core.user_code import PROCESS_START, is_user_file, texts_in
-from lit_dps.study.script_code import hashes_of_paths
+from lit_dps.study.script_code import containers_of_paths, hashes_of_paths
 from lit_dps.training.code_text import MAIN, function_of_member, is_edited
 
 GUARD_HINT = (
@@ -37,6 +38,8 @@ MACHINE_MODULES = ("sitecustomize", "usercustomize")  # they differ between inst
 # Prefixes of class paths that only the script or notebook can import that runs lit_dps.
 LOCAL = (f"{MAIN[0]}.", f"{OBJECTS}.")
 _hashes_of_local = cache(hashes_of_paths)
+_containers_of_local = cache(containers_of_paths)
+_starts: list[float] = []  # of commands in this process
 FILE = "file "  # begins the name of a file that the model's arguments name
 _seen: dict[str, str] = {}  # hashes of these files when the command began
 
@@ -65,7 +68,10 @@ def source_hashes(config: Any, is_start: bool = False) -> dict[str, list[str]]:
         UserError: if a command starts after an imported file was edited.
     """
     if is_start:
+        _starts.append(time.time())
         _hashes_of_local.cache_clear()
+        _containers_of_local.cache_clear()
+        script_containers(config)
         _seen.clear()
     hashes: dict[str, list[str]] = {}
     texts = list(texts_in(config))
@@ -85,9 +91,30 @@ def source_hashes(config: Any, is_start: bool = False) -> dict[str, list[str]]:
             content = _content_hash(argument, stat.st_mtime_ns, stat.st_size)
             is_as_before = _seen.setdefault(argument, content) == content
             hashes[FILE + argument] = [content] if is_as_before else UNKNOWN
-    paths = {text for text in texts if text.startswith(LOCAL)}
-    hashes |= _hashes_of_local(tuple(sorted(paths)))
+    hashes |= _hashes_of_local(_local_paths(config))
     return dict(sorted(hashes.items()))
+
+
+def script_containers(config: Any) -> dict[str, str]:
+    """Return the plain values in containers that code of the script names, at the first command.
+
+    Of later commands of a process it returns none: training may have changed the values.
+    """
+    if len(_starts) > 1:
+        return {}
+    return _containers_of_local(_local_paths(config))
+
+
+def refuse_other_containers(config: Any, began: Mapping[str, str]) -> None:
+    """Raise UserError if containers of the script have other values in this worker."""
+    now = script_containers(config)
+    changed = [name for name, text in began.items() if now.get(name, text) != text]
+    if changed:
+        raise UserError(f"A worker has other {', '.join(changed)}. {GUARD_HINT}", value=changed)
+
+
+def _local_paths(config: Any) -> tuple[str, ...]:
+    return tuple(sorted({text for text in texts_in(config) if text.startswith(LOCAL)}))
 
 
 def _arguments_of_model(config: Any) -> Iterator[str]:

@@ -48,6 +48,8 @@ from lit_dps.study.sources import (
     changed_files,
     import_sources,
     refuse_changed_sources,
+    refuse_other_containers,
+    script_containers,
     source_hashes,
 )
 
@@ -246,7 +248,8 @@ class _WorkerPool:
         receiver, sender = processes.context().Pipe(duplex=False)
         reports_progress = self._on_event is not None
         setup = self._setup
-        arguments = (setup, sender, self.leaving, reports_progress)
+        containers = script_containers(setup.config())
+        arguments = (setup, containers, sender, self.leaving, reports_progress)
         environment = worker_environment(number, setup.ranks, setup.workload.trainer)
         # A signal in between would leave a process that is never ended. It would print a traceback
         # once this process has ended.
@@ -306,7 +309,13 @@ def _receive(receiver: Any, worker: BaseProcess) -> Any:
         return WorkerDied(worker.pid, worker.exitcode)
 
 
-def _worker(setup: StudySetup, sender: Connection, leaving: Event, reports_progress: bool) -> None:
+def _worker(
+    setup: StudySetup,
+    containers: Mapping[str, str],
+    sender: Connection,
+    leaving: Event,
+    reports_progress: bool,
+) -> None:
     """Train trials in a process, and send results, then None or the error that ended it."""
     stop = StopRequest(leaving.is_set)
 
@@ -318,7 +327,7 @@ def _worker(setup: StudySetup, sender: Connection, leaving: Event, reports_progr
 
     with interruptible(stop):
         try:
-            _prepare_process(setup)
+            _prepare_process(setup, containers)
             for result in work(setup, stop, send if reports_progress else None):
                 send(result)
             send(None)
@@ -359,8 +368,9 @@ def train_on_ranks(
             others_train = True
         return attempt
 
+    arguments = (setup, script_containers(setup.config()))
     group = launch.group_of(
-        setup.ranks, setup.on_gpu, _follow_parent, setup, prepare=_prepare_process
+        setup.ranks, setup.on_gpu, _follow_parent, *arguments, prepare=_prepare_process
     )
     with group:
         try:
@@ -385,7 +395,7 @@ def follow_torchrun(setup: StudySetup) -> int:
     return 0
 
 
-def _follow_parent(setup: StudySetup) -> None:
+def _follow_parent(setup: StudySetup, containers: Mapping[str, str]) -> None:
     """Train the trials of the first rank, in a process that the first rank started."""
     stop = StopRequest()
     with interruptible(stop), suppress(Interrupted):
@@ -429,14 +439,22 @@ def make_stop_check(stop: StopRequest) -> Callable[[], None]:
     return check
 
 
-def _prepare_process(setup: StudySetup) -> None:
-    """Import the user's code in a started process. Raise UserError if it trains other first steps.
+def _prepare_process(setup: StudySetup, containers: Mapping[str, str]) -> None:
+    """Import the user's code in a started process, and compare it with its parent.
 
     A rank does this before it joins the group, because the first steps train on one rank.
+
+    Args:
+        setup: The study.
+        containers: The values of the script in the parent.
+
+    Raises:
+        UserError: if this process would train otherwise.
     """
     sources = setup.environment.sources
     import_sources(setup.config(), sources)
     refuse_changed_sources(sources, source_hashes(setup.config()))
+    refuse_other_containers(setup.config(), containers)
     prepare_process()
     refuse_other_first_steps(setup)
 

@@ -22,6 +22,7 @@ PROCESS_MODULES = (*MAIN, OBJECTS)
 # From Python 3.12 on, the body of a class reads with LOAD_FROM_DICT_OR_GLOBALS.
 _EXTENDED = dis.EXTENDED_ARG  # a prefix of an instruction with a large argument
 READS_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+_FILLING_METHODS = ("append", "extend", "add", "update", "setdefault", "insert", "pop", "clear")
 # Variables that the body of a class stores, and that decide nothing.
 _NOT_CODE = ("__doc__", "__firstlineno__", "__static_attributes__")
 
@@ -70,6 +71,26 @@ def attributes_stored(code: types.CodeType, instance: str) -> set[str]:
                 receiver -= 2
             if _loaded_variable(instructions[receiver]) != instance:
                 names.add(instruction.argval)
+    return names
+
+
+def names_of_filled(code: types.CodeType) -> set[str]:
+    """Return the names of variables and attributes whose items code sets or adds.
+
+    Of a line such as `TABLE[key] = SCALE`, these are all names that it reads.
+    """
+    names: set[str] = set()
+    for each in codes_in(code):
+        names_by_line: dict[int | None, list[str]] = {}
+        for instruction in dis.get_instructions(each):
+            line = instruction.positions.lineno if instruction.positions else None
+            read = names_by_line.setdefault(line, [])
+            if instruction.opname == "STORE_SUBSCR":
+                names.update(read)
+            elif instruction.argval in _FILLING_METHODS:
+                names.update(read[-1:])
+            elif instruction.opname in (*READS_GLOBAL, "LOAD_DEREF", "LOAD_ATTR"):
+                read.append(instruction.argval)
     return names
 
 
