@@ -204,9 +204,9 @@ def study(
             divided by the cores of a trial (`study.threads` for each of its ranks). It is 1 for
             classes that only this process knows, such as classes of a notebook.
         storage: The storage folder, or the section storage.
-        accept_code_change: Whether to resume although your code or data changed. Code includes the
-            script's functions, classes, constants, and what the first steps compute. A value in a
-            dict, a list or an object that acts only later is not compared.
+        accept_code_change: Whether to resume although your code or data changed. Compared are the
+            code by names, its constants, and the first steps of a few dense trials; not a value in
+            a dict, a list or an object that acts only later, or only at another sparsity.
         sections: The sections trainer, pruning, optim, local, smoothness and batch, and further
             keys of the section study: dicts or objects such as `PruningConfig`. Fields of an object
             are set as in `run`.
