@@ -79,7 +79,7 @@ from lit_dps.data import Digits
 from lit_dps.models import MLP
 from lit_dps.module import ImageClassifier
 
-CONFIG = {"scale": 1.0}
+CONFIG = {"scale": torch.tensor(1.0)}
 
 class Net(ImageClassifier):
     def __init__(self, lr: float = 0.1):
@@ -88,7 +88,7 @@ class Net(ImageClassifier):
             weight.data *= CONFIG["scale"]
 
 if __name__ == "__main__":
-    CONFIG["scale"] = SCALE
+    CONFIG["scale"] = torch.tensor(SCALE)
     space = {"model.lr": {"low": 0.01, "high": 0.1}}
     study = lit_dps.study(
         Net, Digits, "val_error <= 0.9", [32], space, max_steps=8, check_interval=4, trials=1,
