@@ -205,8 +205,8 @@ def study(
             classes that only this process knows, such as classes of a notebook.
         storage: The storage folder, or the section storage.
         accept_code_change: Whether to resume although your code or data changed. Compared are the
-            code by names, its constants, and the first steps of a few dense trials; not a value in
-            a dict, a list or an object that acts only later, or only at another sparsity.
+            code by names, its constants, and the first steps of a few trials; not a value in a
+            dict, a list or an object that acts only later.
         sections: The sections trainer, pruning, optim, local, smoothness and batch, and further
             keys of the section study: dicts or objects such as `PruningConfig`. Fields of an object
             are set as in `run`.

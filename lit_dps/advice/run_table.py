@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +35,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 POSITIVE = ("batch_size", "steps", "learning_rate", "devices", "step_seconds", "check", "step")
 # Columns that distinguish the runs of a table of loss curves without a column run.
 RUN_KEYS = ("batch_size", "learning_rate", "seed", "devices")
+SETTINGS = ("batch_size", "seed", "devices")  # one value in all rows of a run
 YES = ("1", "1.0", "true", "yes")
 NO = ("0", "0.0", "false", "no", "", "nan", "none")
 _GOAL = re.compile(r"\s*(?P<metric>\S+)\s*(?P<sign><=|>=)\s*(?P<value>\S+)\s*")
@@ -295,7 +297,7 @@ def _runs_of_curves(
             logged: Any = curve[is_logged]
             _refuse_repeated_steps(logged, source)
             _refuse_several_runs(curve, source)
-            settings = logged.iloc[0].to_dict()
+            settings = logged.iloc[0].to_dict() | _settings_of_run(curve)
             # Loggers write these into other rows than the metric.
             if "step_seconds" in curve:
                 settings["step_seconds"] = curve["step_seconds"].median()
@@ -313,9 +315,18 @@ def _runs_of_curves(
     return result
 
 
+def _settings_of_run(curve: Any) -> dict[str, object]:
+    """Return the settings of a run that any of its rows has."""
+    settings = {}
+    for column in SETTINGS:
+        if column in curve and curve[column].notna().any():
+            settings[column] = curve[column].dropna().iloc[0]
+    return settings
+
+
 def _refuse_several_runs(curve: Any, source: str) -> None:
     """Raise ConfigError for a curve with two batch sizes, seeds or numbers of devices."""
-    for column in ("batch_size", "seed", "devices"):
+    for column in SETTINGS:
         if column not in curve:
             continue
         values = curve[column].dropna()
@@ -338,7 +349,8 @@ def _refuse_rates_of_schedules(rows: Any, keys: list[str], source: str) -> None:
         return
     others = [key for key in keys if key != "learning_rate"]
     for _, group in rows.groupby(others, dropna=False):
-        if group["learning_rate"].nunique() > 1 and not group["step"].duplicated().any():
+        steps = [{*part["step"].dropna()} for _, part in group.groupby("learning_rate")]
+        if any(one.isdisjoint(other) for one, other in combinations(steps, 2)):
             raise ConfigError(
                 f"learning_rate of {source}",
                 "another value at each step",

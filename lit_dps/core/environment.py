@@ -19,6 +19,7 @@ KEY = "key"
 SINCE = "since"  # time of the first run in this environment: 2026-11-27 14:05
 THREADS = "threads"  # of each worker
 SOURCES = "sources"  # file of the user's code -> hashes of its bytes and of its syntax tree
+FILE = "file "  # begins the name of a file that the model's arguments name
 # Begins the hash of a class, function or value of a script: the version of the described text.
 OBJECT_TEXT = "text 4"
 # Byte code is of one version of Python: "text 4 of Python 3.11: ".
@@ -85,7 +86,8 @@ class Environment:
         # Earlier versions stored a third one.
         content[SOURCES] = {}
         for file, hashes in self.sources.items():
-            content[SOURCES][file] = hashes[:2][-1]
+            if not file.startswith(FILE):  # the model may write it
+                content[SOURCES][file] = hashes[:2][-1]
         return with_key(content, since="")[KEY]
 
 

@@ -267,7 +267,9 @@ class _Reader(Callback):
 
 
 def _square_sum(weight: Tensor) -> float:
-    return float(weight.abs().double().square().sum())
+    if weight.is_complex():
+        weight = weight.abs()
+    return float(weight.double().square().sum())
 
 
 def _options(value: Any, name: str) -> dict[str, str]:

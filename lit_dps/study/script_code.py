@@ -83,9 +83,9 @@ def hashes_of_paths(paths: Sequence[str]) -> dict[str, list[str]]:
 
 
 def containers_of_paths(paths: Sequence[str]) -> dict[str, str]:
-    """Return the plain values in the dicts, lists and namespaces that the code of classes names.
+    """Return hashes of the plain values in dicts, lists and namespaces that code of classes names.
 
-    Containers that the code fills are left out.
+    Containers that the code fills are left out, and those that the script sets by a clock.
     """
     items = _items_of_paths(paths)
     walk = _walk_of({name: item for name, item in items.items() if item is not None})
@@ -95,7 +95,7 @@ def containers_of_paths(paths: Sequence[str]) -> dict[str, str]:
     containers = {}
     for path, text in walk.containers.items():
         if text and path.rpartition(".")[2] not in filled:
-            containers[path] = text
+            containers[path] = hashlib.sha256(text.encode(errors="replace")).hexdigest()
     return containers
 
 
@@ -371,12 +371,25 @@ def _paths_of_clocks() -> set[str]:
 @functools.cache
 def _clocks_of_file(file: str) -> set[str]:
     paths = set()
+    clocks = {*_CLOCKS}
     with suppress(OSError, SyntaxError, ValueError):
-        for statement in ast.parse(pathlib.Path(file).read_bytes()).body:
-            if isinstance(statement, (ast.Assign, ast.AnnAssign)):
-                calls = [each.func for each in ast.walk(statement) if isinstance(each, ast.Call)]
-                called = {getattr(each, "attr", getattr(each, "id", "")) for each in calls}
-                targets = getattr(statement, "targets", [getattr(statement, "target", None)])
-                if called & {*_CLOCKS}:
-                    paths |= {f"{MAIN[0]}.{getattr(each, 'id', '')}" for each in targets}
+        statements = ast.parse(pathlib.Path(file).read_bytes()).body
+        for statement in statements:
+            if isinstance(statement, ast.FunctionDef) and _called_in(statement) & clocks:
+                clocks.add(statement.name)
+        for statement in statements:
+            if not isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+                continue
+            if _called_in(statement) & clocks:
+                targets = statement.targets if isinstance(statement, ast.Assign) else []
+                for target in targets or [getattr(statement, "target", statement)]:
+                    for each in ast.walk(target):  # also of `args.name` and `CONFIG["name"]`
+                        if isinstance(each, ast.Name):
+                            paths.add(f"{MAIN[0]}.{each.id}")
     return paths
+
+
+def _called_in(statement: ast.stmt) -> set[str]:
+    """Return the last names of the functions that a statement calls."""
+    calls = [each.func for each in ast.walk(statement) if isinstance(each, ast.Call)]
+    return {getattr(each, "attr", getattr(each, "id", "")) for each in calls}

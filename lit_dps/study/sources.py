@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from lit_dps.core.environment import UNKNOWN, is_same_source
+from lit_dps.core.environment import FILE, UNKNOWN, is_same_source
 from lit_dps.core.errors import UserError
 from lit_dps.core.identity import OBJECTS
 from lit_dps.core.record import setting
@@ -40,7 +40,6 @@ LOCAL = (f"{MAIN[0]}.", f"{OBJECTS}.")
 _hashes_of_local = cache(hashes_of_paths)
 _containers_of_local = cache(containers_of_paths)
 _starts: list[float] = []  # of commands in this process
-FILE = "file "  # begins the name of a file that the model's arguments name
 _seen: dict[str, str] = {}  # hashes of these files when the command began
 
 
@@ -86,10 +85,9 @@ def source_hashes(config: Any, is_start: bool = False) -> dict[str, list[str]]:
                 _refuse_edited(module)
             hashes[_place_of(name, Path(file))] = _hashes_of_file(file)
     for argument in _arguments_of_model(config):
-        if os.path.isfile(argument):
-            stat = os.stat(argument)
-            content = _content_hash(argument, stat.st_mtime_ns, stat.st_size)
-            is_as_before = _seen.setdefault(argument, content) == content
+        content = _content_of(argument)
+        is_as_before = _seen.setdefault(argument, content) == content
+        if content:
             hashes[FILE + argument] = [content] if is_as_before else UNKNOWN
     hashes |= _hashes_of_local(_local_paths(config))
     return dict(sorted(hashes.items()))
@@ -227,6 +225,15 @@ def _hashes(file: str, modified: int, size: int) -> list[str]:
     with suppress(SyntaxError, ValueError):  # compiled code
         hashes.append(_digest(_tree(content)))
     return hashes
+
+
+def _content_of(argument: str) -> str:
+    """Return the hash of the file that an argument names; "" without a file."""
+    with suppress(OSError, ValueError):  # another trial may remove it; a text may be no path
+        if os.path.isfile(argument):
+            stat = os.stat(argument)
+            return _content_hash(argument, stat.st_mtime_ns, stat.st_size)
+    return ""
 
 
 @cache

@@ -442,7 +442,8 @@ def make_stop_check(stop: StopRequest) -> Callable[[], None]:
 def _prepare_process(setup: StudySetup, containers: Mapping[str, str]) -> None:
     """Import the user's code in a started process, and compare it with its parent.
 
-    A rank does this before it joins the group, because the first steps train on one rank.
+    A rank does this before it joins the group, because the first steps train on one rank. Ranks on
+    GPUs train none, because they would all use the first GPU.
 
     Args:
         setup: The study.
@@ -456,7 +457,8 @@ def _prepare_process(setup: StudySetup, containers: Mapping[str, str]) -> None:
     refuse_changed_sources(sources, source_hashes(setup.config()))
     refuse_other_containers(setup.config(), containers)
     prepare_process()
-    refuse_other_first_steps(setup)
+    if not (setup.on_gpu and setup.ranks > 1):
+        refuse_other_first_steps(setup)
 
 
 def _refuse_other_sources(setup: StudySetup, sources: Mapping[str, Any]) -> None:

@@ -69,15 +69,16 @@ def attributes_stored(code: types.CodeType, instance: str) -> set[str]:
                 while receiver > 2 and instructions[receiver].argval != instruction.argval:
                     receiver -= 1
                 receiver -= 2
-            if _loaded_variable(instructions[receiver]) != instance:
+            if not instance or _loaded_variable(instructions[receiver]) != instance:
                 names.add(instruction.argval)
     return names
 
 
 def names_of_filled(code: types.CodeType) -> set[str]:
-    """Return the names of variables and attributes whose items code sets or adds.
+    """Return the names of variables and attributes whose items or attributes code sets or adds.
 
-    Of a line such as `TABLE[key] = SCALE`, these are all names that it reads.
+    Of a line such as `TABLE[key] = SCALE`, these are all names that it reads. A global that code
+    sets counts too.
     """
     names: set[str] = set()
     for each in codes_in(code):
@@ -85,8 +86,10 @@ def names_of_filled(code: types.CodeType) -> set[str]:
         for instruction in dis.get_instructions(each):
             line = instruction.positions.lineno if instruction.positions else None
             read = names_by_line.setdefault(line, [])
-            if instruction.opname == "STORE_SUBSCR":
+            if instruction.opname in ("STORE_SUBSCR", "STORE_ATTR"):
                 names.update(read)
+            elif instruction.opname == "STORE_GLOBAL":
+                names.add(instruction.argval)
             elif instruction.argval in _FILLING_METHODS:
                 names.update(read[-1:])
             elif instruction.opname in (*READS_GLOBAL, "LOAD_DEREF", "LOAD_ATTR"):

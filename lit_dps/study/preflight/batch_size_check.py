@@ -76,7 +76,7 @@ def compare_metrics(
     others = [max(sizes)]
     if ragged is not None:
         others.append(ragged)
-    ranges = _random_ranges(short, _rounding(setup))
+    ranges = _random_ranges(short, ROUNDING)
     notes: list[str] = []
     for batch_size in others:
         other = with_cell(trial, batch_size=batch_size)

@@ -181,11 +181,12 @@ def test_a_run_has_its_largest_rate_and_its_median_step_time():
             (40, 0, 0.03),
         ):
             row = {"run": name, "batch_size": b, "step": step}
-            rows.append({**row, "lr": rate, "step_seconds": seconds})
+            rows.append({**row, "lr": rate, "step_seconds": seconds, "devices": 8})
             rows.append({**row, "val_loss": 1 / step})
     table = read_runs(pd.DataFrame(rows), goal=CurveGoal("val_loss", 0.04))
     assert list(table.runs["learning_rate"]) == [0.3, 0.3]
     assert list(table.runs["step_seconds"]) == [0.03, 0.03]
+    assert list(table.runs["devices"]) == [8, 8]
     assert list(table.runs["steps"]) == [30, 30]
     assert any("largest value" in note for note in table.notes)
 
@@ -208,6 +209,9 @@ def test_a_rate_that_changes_along_the_steps_names_no_runs(rates):
     goal = CurveGoal("val_loss", 0.4)
     with refuses("learning_rate of runs"):
         read_runs(pd.DataFrame(rows), goal=goal)
+    other = pd.DataFrame(rows).assign(lr=lambda table: 2 * table["lr"])
+    with refuses("learning_rate of runs"):
+        read_runs(pd.concat([pd.DataFrame(rows), other]), goal=goal)
     named = pd.DataFrame(rows).assign(run=lambda table: table["batch_size"])
     assert list(read_runs(named, goal=goal).runs["steps"]) == [3, 3]
 

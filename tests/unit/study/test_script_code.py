@@ -234,7 +234,7 @@ STORES = """
 class Meta(type):
     def change(cls): cls.b = 1
 class Net(metaclass=Meta):
-    a, b, c, d, e, f, g = range(7)
+    a, b, c, d, e, f, g, h = range(8)
     def __init__(self, rate=0.1):
         self.a = rate
         self.a += 1
@@ -255,6 +255,9 @@ class Net(metaclass=Meta):
         self.net.f = 1
     @staticmethod
     def reset(net): net.g = 0
+def model(lr=0.1):
+    Net.h += 1
+    return Net()
 """
 
 
@@ -262,8 +265,9 @@ def test_an_attribute_that_a_method_stores_in_its_object_is_no_attribute_of_the_
     hashes = hashes_in_script(STORES, "Net")
     unknown = {name for name, each in hashes.items() if each == UNKNOWN}
     assert unknown == {f"model.{name}" for name in "bcdefg"}
-    after = hashes_in_script(STORES.replace("range(7)", "(9, *range(1, 7))"), "Net")
+    after = hashes_in_script(STORES.replace("range(8)", "(9, *range(1, 8))"), "Net")
     assert [name for name in hashes if after[name] != hashes[name]] == ["model.a"]
+    assert hashes_in_script(STORES, "model")["__main__.Net.h"] == UNKNOWN
 
 
 @pytest.mark.parametrize(

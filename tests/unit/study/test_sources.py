@@ -272,15 +272,23 @@ CONFIG = {"milestones": [3], "net": object(), "width": 2}
 ARGS = argparse.Namespace(steps=3)
 OPTIONS = Options()
 RUN = {"started": time.time()}
+def stamped(): return {"folder": time.strftime("%H%M%S")}
+MADE_AT, TIMED, FILES = stamped(), argparse.Namespace(), {"folder": ""}
+TIMED.folder = time.time()
+FILES["folder"] += str(time.time())
 UNUSED = {}
 MADE, LOSSES, SEEN = {"nets": 0}, [1], {"a": {}}
+STATS, STATE = {}, argparse.Namespace(calls=0)
 LOOP = [1]
 LOOP.append(LOOP)
 class Net:
     table = {"a": 1}
-    def step(self): return CONFIG, ARGS, OPTIONS, RUN, LOOP
+    def step(self): return CONFIG, ARGS, OPTIONS, RUN, LOOP, MADE_AT, TIMED, FILES
     def __init__(self):
+        global STATS
         MADE["nets"] += 1
+        STATS = {1: 2}
+        STATE.calls += 1
     def log(self, loss):
         LOSSES.append(loss)
         SEEN["a"].update(b=3)
@@ -418,10 +426,11 @@ def test_the_content_of_a_file_that_the_model_names_is_hashed(config, tmp_path, 
     monkeypatch.chdir(tmp_path)
     config["data"] = {"root": "data.csv"}
     name = "file dense.ckpt"
-    assert name not in source_hashes(config)
+    assert name not in source_hashes(config, is_start=True)
     (tmp_path / "data.csv").write_bytes(b"1")
     checkpoint = tmp_path / "dense.ckpt"
     checkpoint.write_bytes(b"\x00\xff1")
+    assert source_hashes(config)[name] == UNKNOWN  # the dry run made it
     before = source_hashes(config, is_start=True)
     assert not [each for each in before if "data.csv" in each]
     assert source_hashes(config)[name] == before[name] != UNKNOWN
@@ -431,3 +440,4 @@ def test_the_content_of_a_file_that_the_model_names_is_hashed(config, tmp_path, 
     now = source_hashes(config, is_start=True)
     refuse_changed_sources(before, now)
     assert changed_parts([{SOURCES: before}], {SOURCES: now}, SOURCES) == [name]
+    assert Environment({SOURCES: before}).code_key == Environment({SOURCES: now}).code_key
