@@ -168,7 +168,7 @@ class _RecordedRuns:
     def __init__(self, settings: TrialSettings):
         self.settings = settings
         self.steps = 0
-        self._results: dict[str, list[str] | None] = {}
+        self._hashes: dict[str, list[str] | None] = {}
 
     def results(self, trial: Trial, validates: bool) -> list[str] | None:
         """Return the hashes of a trial's results; None if the trial failed.
@@ -179,11 +179,11 @@ class _RecordedRuns:
                 validation; otherwise for its first steps only.
         """
         name = f"{validates} {trial.cell!r} {sorted(trial.params.items())}"
-        if name not in self._results:
-            self._results[name] = None
+        if name not in self._hashes:
+            self._hashes[name] = None
             with suppress(Exception):  # a user's class may fail at this value
-                self._results[name] = self._train(trial, validates)
-        return self._results[name]
+                self._hashes[name] = self._train(trial, validates)
+        return self._hashes[name]
 
     def _train(self, trial: Trial, validates: bool) -> list[str]:
         if not validates:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from statistics import NormalDist
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -23,7 +24,7 @@ from lit_dps.analysis.observations import (
 from lit_dps.analysis.repeats import RepeatSummary
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Series, Status, Trial, TrialResult
-from lit_dps.report.repeats import outside_of_laws, outside_text
+from lit_dps.report.repeats import medians_beside_law, outside_text
 from tests.support.texts import numbers_in
 
 SIZES = [4, 16, 64, 256]
@@ -225,7 +226,12 @@ def test_intervals_of_a_median_hold_it_as_often_as_they_say_where_runs_missed(se
 def test_medians_beside_the_band_are_noted_with_series_and_batch_sizes(factor, side):
     of_k_star, medians = law(K_STAR), law({b: factor * k for b, k in K_STAR.items()})
     outside = medians_outside(of_k_star, medians, 16)
-    notes = [*outside_of_laws({Series(0.9): of_k_star}, {Series(0.9): medians}, 16)]
+    study = SimpleNamespace(
+        laws={Series(0.9): of_k_star},
+        median_laws={Series(0.9): medians},
+        record=SimpleNamespace(goal=Goal(0.1, 16, 9600)),
+    )
+    notes = [*medians_beside_law(study)]
     if not side:
         assert outside == {} and notes == []
         return

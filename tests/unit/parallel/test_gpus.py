@@ -103,7 +103,7 @@ def test_a_study_starts_each_worker_with_its_gpu(machine, monkeypatch):
         started.append((name, environment))
 
     monkeypatch.setattr(processes, "start", start)
-    setup = SimpleNamespace(ranks=1, workload=SimpleNamespace(trainer={}))
+    setup = SimpleNamespace(ranks=1, workload=SimpleNamespace(trainer={}), config=lambda: {})
     pool = _WorkerPool(setup, None)
     for number in range(2):
         pool.start_worker(number)

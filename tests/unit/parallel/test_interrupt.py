@@ -256,7 +256,9 @@ def test_a_worker_whose_start_is_interrupted_twice_is_ended(monkeypatch):
 
     monkeypatch.setattr(workers.processes, "start", start)
     stop = StopRequest()
-    setup = SimpleNamespace(ranks=1, workload=SimpleNamespace(trainer={"accelerator": "cpu"}))
+    setup = SimpleNamespace(
+        ranks=1, workload=SimpleNamespace(trainer={"accelerator": "cpu"}), config=lambda: {}
+    )
     with interruptible(stop), raises_about(Interrupted, "SIGTERM"):
         next(workers.work_in_processes(setup, 2, stop))
     assert started == ["worker 0", "joined", "killed"]
