@@ -140,20 +140,21 @@ class DataTensors:
 
     Args:
         trainer: The trainer of the fit.
-        contents: Whether to compare the contents of the data too, also of NumPy arrays. This takes
-            a second for each GB, and detects changes through NumPy. Arrays above `LARGEST` bytes
-            are not compared.
+        content_blocks: The number of first blocks that also compare the contents of the data, and
+            of NumPy arrays. A block takes two seconds for each GB, and detects changes through
+            NumPy. Arrays above `LARGEST` bytes are not compared.
     """
 
-    def __init__(self, trainer: Trainer, contents: bool = False):
+    def __init__(self, trainer: Trainer, content_blocks: int = 0):
         self._trainer = trainer
+        self._content_blocks = content_blocks
         data = [getattr(trainer, "datamodule", None), trainer.train_dataloader]
         states = [list(optimizer.state.values()) for optimizer in trainer.optimizers]
         # An inference tensor has no version.
         tensors = _tensors_in(*data, *states)
         self._tensors = [tensor for tensor in tensors if not tensor.is_inference()]
         self._contents: list[np.ndarray] = []
-        if contents:
+        if content_blocks > 0:
             for array in _numeric_arrays_in(*data):
                 if array.nbytes <= LARGEST:
                     self._contents.append(array)
@@ -173,6 +174,9 @@ class DataTensors:
                 "the module, and this change cannot be undone"
             )
             raise ConfigError("model", type(self._trainer.lightning_module).__name__, allowed)
+        self._content_blocks -= 1
+        if self._content_blocks <= 0:
+            self._contents = []
 
     def _state(self) -> list[int]:
         versions = [tensor._version for tensor in self._tensors]

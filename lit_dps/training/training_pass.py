@@ -199,7 +199,8 @@ class TrainingPass:
         if batch is None:
             return None
         if self._data_tensors is None:
-            self._data_tensors = DataTensors(self.trainer, contents=self.is_short)
+            content_blocks = SHORT_BATCHES if self.is_short else 0
+            self._data_tensors = DataTensors(self.trainer, content_blocks)
         with self._data_tensors.unchanged():
             if module.on_train_batch_start(batch, i) == -1:
                 return None
