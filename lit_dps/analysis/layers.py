@@ -60,27 +60,27 @@ def layer_rows(kept: Iterable[tuple[Series, int, Kept]]) -> pd.DataFrame:
     """Return one row a series and layer, in the network's order.
 
     Biases are skipped: if they begin at zero, all of them are pruned. Columns: sparsity and further
-    axes, layer, total [elements], points, kept (the mean over the points), share, low and high (the
-    least and the greatest share of a point), empty (points in which nothing of it is kept).
+    axes, layer, total [elements], samples, kept (the mean over the samples), share, low and high
+    (the least and the greatest share of a sample), empty (samples that keep nothing of the layer).
     """
     by_series: dict[Series, list[Kept]] = {}
     for series, _, counts in kept:
         by_series.setdefault(series, []).append(counts)
     rows = []
-    for series, points in sorted(by_series.items()):
-        for layer, (_, total) in points[0].items():
+    for series, samples in sorted(by_series.items()):
+        for layer, (_, total) in samples[0].items():
             if is_bias(layer):
                 continue
-            counts = [point[layer][0] for point in points if layer in point]
+            counts = [sample[layer][0] for sample in samples if layer in sample]
             rows.append({**columns_of(series), "layer": layer, **_shares(counts, total)})
     return frame(rows)
 
 
 def _shares(counts: Sequence[int], total: int) -> dict[str, float]:
-    """Return the columns of a layer: the elements that each point keeps, of a total."""
+    """Return the columns of a layer: the elements that each sample keeps, of a total."""
     return {
         "total": total,
-        "points": len(counts),
+        "samples": len(counts),
         "kept": fmean(counts),
         "share": fmean(counts) / total,
         "low": min(counts) / total,
@@ -97,10 +97,10 @@ def is_bias(name: str) -> bool:
 def collapse_rows(layers: pd.DataFrame) -> pd.DataFrame:
     """Return one row a way of pruning and sparsity, from `layer_rows`.
 
-    Columns: further axes, sparsity, points, kept (the share of all layers' weights, the mean over
-    the points: less than 1 - sparsity if that counts nodes), least (the least share of a layer that
-    any point keeps), layer (of that share), empty (a lower bound of the points with empty layers),
-    collapses (the first sparsity at which a point has an empty layer; missing without any).
+    Columns: further axes, sparsity, samples, kept (the share of all layers' weights, the mean over
+    the samples: less than 1 - sparsity if that counts nodes), least (the least share of a layer that
+    any sample keeps), layer (of that share), empty (a lower bound of the samples with empty layers),
+    collapses (the first sparsity at which a sample has an empty layer; missing without any).
     """
     ways = columns_before(layers, "layer")[1:]
     groups: Any = [((), layers)]
@@ -117,7 +117,7 @@ def collapse_rows(layers: pd.DataFrame) -> pd.DataFrame:
                 {
                     **dict(zip(ways, way, strict=True)),
                     "sparsity": sparsity,
-                    "points": int(here["points"].max()),
+                    "samples": int(here["samples"].max()),
                     "kept": float(here["kept"].sum() / here["total"].sum()),
                     "least": float(least["low"]),
                     "layer": least["layer"],
@@ -142,7 +142,7 @@ def empty_layers(record: StudyRecord) -> list[str]:
     for row in records(table):
         if row["empty"]:
             series = [f"{text}={text_of(row[name])}" for name, text in names.items()]
-            samples = f"at {row['empty']} of {row['points']} samples"
+            samples = f"at {row['empty']} of {row['samples']} samples"
             places.append(f"{' '.join(series)}: {row['layer']} {samples}")
     return places
 

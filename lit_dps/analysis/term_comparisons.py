@@ -275,14 +275,14 @@ def _study_terms(record: StudyRecord, batch_size: int) -> _StudyTerms:
 def rank_rows(record: StudyRecord) -> pd.DataFrame:
     """Return one row a batch size and series: K* and the terms.
 
-    Columns: batch_size [examples], sparsity and further axes, points, k_star [steps] over these
-    points, and lipschitz, beta, delta, c1_equal_epsilon (Delta x beta x L) and c1 (with the
-    measured epsilon), geometric means over the points where they were measured.
+    Columns: batch_size [examples], sparsity and further axes, samples, k_star [steps] over these
+    samples, and lipschitz, beta, delta, c1_equal_epsilon (Delta x beta x L) and c1 (with the
+    measured epsilon), geometric means over the samples where they were measured.
     """
     rows = []
     for batch_size in record.batch_sizes:
         for series, steps, terms in zip(*_study_terms(record, batch_size), strict=True):
-            row = {"batch_size": batch_size, **columns_of(series), "points": len(steps)}
+            row = {"batch_size": batch_size, **columns_of(series), "samples": len(steps)}
             row["k_star"] = None
             if len(steps):
                 row["k_star"] = record.statistic.k_star(_steps_or_none(steps))

@@ -77,7 +77,7 @@ def collapse_notes(layers: pd.DataFrame) -> list[str]:
             values.append(f"{name}={text_of(row[name])}")
         lines.append(
             f"{' '.join(values) or 'pruning'}: from S={row['sparsity']:g} on a layer is empty, "
-            f"{row['layer']} at {row['empty']} of {row['points']} points"
+            f"{row['layer']} at {row['empty']} of {row['samples']} samples"
         )
     return lines
 

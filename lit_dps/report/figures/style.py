@@ -316,7 +316,14 @@ def label_ends(ax: Axes, ends: Sequence[tuple[float, str, str]], height: float) 
             va="center",
             color=text_colour(color),
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.5, "shrinkB": 0},
+            # relpos: the line ends at the left edge of the name, not at its middle.
+            arrowprops={
+                "arrowstyle": "-",
+                "color": color,
+                "linewidth": 0.5,
+                "relpos": (0, 0.5),
+                "shrinkB": 0,
+            },
         )
 
 

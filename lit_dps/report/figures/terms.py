@@ -109,7 +109,7 @@ def draw(rows: pd.DataFrame, correlations: pd.DataFrame) -> Figure:
 
 def _axes(rows: pd.DataFrame) -> list[str]:
     """Return the further axes of the grid that have several values, or the first one."""
-    names = list(rows.columns[1 : rows.columns.get_loc("points")])
+    names = list(rows.columns[1 : rows.columns.get_loc("samples")])
     varied = [name for name in names if len(set(rows[name])) > 1]
     return varied or names[:1]
 

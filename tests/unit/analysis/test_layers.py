@@ -80,7 +80,7 @@ def test_kept_shares_are_means_over_points_that_count_once(study):
     row = rows[
         (rows["sparsity"] == 0.99) & (rows["method"] == "magnitude") & (rows["layer"] == "b.weight")
     ].iloc[0]
-    assert (row["points"], row["total"], row["empty"]) == (3, 200, 1)
+    assert (row["samples"], row["total"], row["empty"]) == (3, 200, 1)
     assert (row["kept"], row["low"], row["high"]) == (pytest.approx((2 + 0 + 4) / 3), 0, 4 / 200)
 
 
@@ -166,7 +166,7 @@ def test_a_term_in_proportion_to_the_steps_has_rank_correlation_1(study):
         (rows["method"] == "snip") & (rows["batch_size"] == 8) & (rows["sparsity"] == 0.9)
     ].iloc[0]
     assert (snip["k_star"], snip["lipschitz"], snip["beta"]) == (800, 4.0, 0.25)
-    assert snip["c1"] == pytest.approx(4.0 * 0.25 * 4.0) and snip["points"] == 3
+    assert snip["c1"] == pytest.approx(4.0 * 0.25 * 4.0) and snip["samples"] == 3
     by_term = found[found["batch_size"] == 8].set_index("term")
     assert by_term.loc["lipschitz", ["rho", "low", "high", "series"]].tolist() == [1, 1, 1, 16]
     assert by_term.loc["beta", "rho"] == -1 and 0.4 < by_term.loc["beta", "chance"] < 0.6
@@ -187,7 +187,7 @@ def test_points_that_one_series_lacks_are_left_out_of_all():
     rows = rank_rows(
         analysis_of(cells, goal=GOAL, **{AXES: {**AXIS[AXES], "pruning.init": ["original"]}}).record
     )
-    assert rows["points"].eq(2).all() and rows["k_star"].min() == 404
+    assert rows["samples"].eq(2).all() and rows["k_star"].min() == 404
 
 
 @pytest.mark.long
