@@ -32,8 +32,8 @@ FAULTS_TEXT = """
 {about}
 
 Each fault has a small study. The last column shows the message of the next command, without its remedy.
-Results are lost only if a restored copy lacks them; they are trained again. The suspended process holds
-no lock here. The next table has a process with a lock.
+Results are lost only in the row where a restored copy lacks the last results; the study trains them
+again. In the row with SIGSTOP, the suspended process holds no lock.
 
 | fault | how often | lost | changed | doubled | message and exit code |
 |---|---|---|---|---|---|
