@@ -208,6 +208,6 @@ def _assumption(study: Analysis, setting: Setting) -> str:
     sentences.append("Cost: total time x devices x price.")
     sentences.append(
         f"The devices change the cost alone: the study timed steps on {timed}, so the time on more "
-        "is unknown. lit-dps advise --devices predicts it."
+        "is unknown. The command advise predicts it."
     )
     return " ".join(sentences)
