@@ -20,6 +20,7 @@ from lit_dps.cli.config_file import SECTION_CLASSES
 from lit_dps.core.config import StorageConfig
 from lit_dps.core.errors import ConfigError, Unguarded, UserError
 from lit_dps.core.exit_codes import ExitCode
+from lit_dps.core.identity import local_classes
 from lit_dps.core.search_space import Choices, Range
 from lit_dps.core.trial_config import GoalConfig
 from lit_dps.report.notebook import Study
@@ -61,7 +62,7 @@ def run(config: str | Path | Mapping[str, Any], accept_code_change: bool = False
     """Run or resume a study, as `lit-dps study --config FILE` does, and read it.
 
     A script calls it below `if __name__ == "__main__":`, because workers may be processes that run
-    the script again.
+    the script again. Functions, and classes of the script, train in the process of the script.
 
     Args:
         config: A configuration file, or its content. In the content, model and data may be classes,
@@ -113,11 +114,7 @@ def run(config: str | Path | Mapping[str, Any], accept_code_change: bool = False
 
 
 def _with_class_paths(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration with class paths in place of classes, functions and objects.
-
-    Raises:
-        ConfigError: for several workers that could not import a class of this process.
-    """
+    """Return a configuration with class paths in place of classes, functions and objects."""
     result = dict(config)
     notes = []
     for section in ("model", "data"):
@@ -126,27 +123,8 @@ def _with_class_paths(config: Mapping[str, Any]) -> dict[str, Any]:
 
             result[section], note = config_of(section, config[section])
             notes.append(note)
-            study = dict(result.get("study") or {})
-            workers = _workers_of(result[section], study.get("workers"))
-            if workers is not None:
-                result["study"] = {**study, "workers": workers}
     _print_notes(notes)
     return result
-
-
-def _workers_of(config: Mapping[str, Any], workers: int | None) -> int | None:
-    """Return the workers of a study; 1 if they could not import the class of a model or data.
-
-    Raises:
-        ConfigError: for several workers that could not import the class.
-    """
-    if _is_importable(config):
-        return workers
-    if workers not in (None, 1):
-        class_path = config["class_path"]
-        allowed = f"1, because other processes cannot import {class_path} of this one"
-        raise ConfigError("study.workers", workers, allowed)
-    return 1
 
 
 def _print_notes(notes: Sequence[str]) -> None:
@@ -201,8 +179,8 @@ def study(
         repeats: Repeats of the best trial of each cell, on new seeds.
         seed: Seed of the search and of all trials.
         workers: Processes that train at the same time. By default 1 on GPUs. On CPUs, the cores
-            divided by the cores of a trial (`study.threads` for each of its ranks). It is 1 for
-            classes that only this process knows, such as classes of a notebook.
+            divided by the cores of a trial (`study.threads` for each of its ranks). It must be 1
+            for functions, and for classes of the script or notebook: put them into a module.
         storage: The storage folder, or the section storage.
         accept_code_change: Whether to resume although your code or data changed. Compared are the
             code by names, its constants, and the first steps of a few trials; not a value in a
@@ -226,12 +204,6 @@ def study(
     _refuse_arguments(further, workers)
     workers = further.pop("workers", workers)
     config, notes = _config_of_objects(model, data, options)
-    local = _local_classes(config)
-    if local:
-        notes.append(
-            f"Only this script or notebook knows {', '.join(local)}. Move the classes to a module "
-            f"first if you want to use lit-dps fit --of {name}."
-        )
     config["goal"] = _goal_section(goal)
     for key, value in (("max_steps", max_steps), ("check_interval", check_interval)):
         if value is not None:
@@ -249,8 +221,6 @@ def study(
     config["storage"] = {"folder": str(storage)}
     if isinstance(storage, StorageConfig):
         config["storage"] = _as_dict("storage", storage)
-    for section in ("model", "data"):
-        workers = _workers_of(config[section], workers)
     if workers is not None:
         config["study"]["workers"] = workers
     _print_notes(notes)
@@ -313,15 +283,6 @@ def _as_dict(section: str, given: Any) -> dict[str, Any]:
     return keys
 
 
-def _is_importable(config: Mapping[str, Any]) -> bool:
-    """Return True if another process can import the class of a model or data."""
-    module = str(config["class_path"]).rpartition(".")[0]
-    if module == "__main__":
-        # Workers of a script import it. A notebook has no file.
-        return hasattr(sys.modules["__main__"], "__file__")
-    return module != "lit_dps_objects"
-
-
 def advise(
     model: Any,
     data: Any = None,
@@ -376,9 +337,8 @@ def advise(
     config, notes = _config_of_objects(model, data, options)
     if goal is not None:
         config["goal"] = _goal_section(goal)
-    # Other processes could not import the classes of a notebook.
     config["study"]["workers"] = 1
-    local = _local_classes(config)
+    local = local_classes(config)
     if local:
         notes.append(
             f"Only this script or notebook knows {', '.join(local)}. Before `lit-dps fit` takes "
@@ -444,14 +404,6 @@ def _config_of_objects(
         study.setdefault("batch_size_key", key)
     config["study"] = study
     return config, [note for note in (model_note, data_note) if note]
-
-
-def _local_classes(config: Mapping[str, Any]) -> list[str]:
-    """Return the class paths of model and data that only this process can import."""
-    from lit_dps.core.identity import OBJECTS
-
-    paths = [str(config[section]["class_path"]) for section in ("model", "data")]
-    return [path for path in paths if path.startswith(("__main__.", f"{OBJECTS}."))]
 
 
 def _advise(argv: list[str]) -> Advice:

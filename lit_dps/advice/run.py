@@ -46,6 +46,7 @@ from lit_dps.core.environment import (
     Environment,
     changes_since,
     described_otherwise,
+    remedy_of_constants,
 )
 from lit_dps.core.environment import (
     UNKNOWN as UNCOMPARED,
@@ -73,7 +74,7 @@ from lit_dps.study.noise import short_run
 from lit_dps.study.preflight.check import check_study
 from lit_dps.study.preflight.parts_check import UNKNOWN
 from lit_dps.study.setup import StudySetup
-from lit_dps.study.sources import refuse_changed_sources, source_hashes
+from lit_dps.study.sources import refuse_changed_sources, source_hashes, written_files
 
 # Shares of the budget that stages may take; training takes the rest.
 TIMING_SHARE = 0.1
@@ -271,7 +272,8 @@ def _refuse_changed_code(
         raise _refused(
             name,
             f"advice of study.name {name!r}: {', '.join(changes)} changed since the "
-            "stored measurements. Restore the former version, or choose another study.name.",
+            "stored measurements. Restore the former version, or choose another study.name."
+            f"{remedy_of_constants(changes)}",
         )
     names = described_otherwise(stored, environment.content)
     if names:
@@ -335,6 +337,8 @@ def _ask_and_answer(
     try:
         with interruptible(session.stop, LEAVING), ExitStack() as stack:
             stack.callback(_save_time, clock)
+            config = session.probe_study.setup.config()
+            stack.callback(lambda: store.forget_files(written_files(config)))
             if proposal is not None:
                 store.keep(max_steps=proposal.max_steps)
             store.keep(configuration=session.probe_study.setup.identity(session.data))

@@ -32,9 +32,12 @@ DATA = "data"
 COMPUTED = "computed"
 INEXACT = "inexact: "  # begins the last text where two equal runs may differ, as on a GPU
 UNKNOWN = ["unknown"]  # in place of hashes
+HALF = "half precision"  # is in the last text if a trial computes with less than 24 bits
 # Largest relative difference of the first steps between processors and versions. Rounding changes
 # sums of float32 by about 1e-6, and products in TF32 by at most 2^-11.
 ROUNDING = 1e-3
+ROUNDING_OF_HALF = 1e-2
+CONSTANT = "the constant "  # begins the name of a constant among changes
 
 Hashes = Sequence[str]
 
@@ -145,19 +148,22 @@ def is_same_data(one: Hashes, other: Hashes) -> bool:
 def is_same_computed(one: Hashes, other: Hashes) -> bool:
     """Return True if two results of the first steps agree, as far as they can be compared.
 
-    With another processor or other versions, numbers may differ by `ROUNDING`, and only the options
-    that both versions have are compared. Results of different trials cannot be compared.
+    With another processor or other versions, and always on GPUs, numbers may differ by `ROUNDING`,
+    and only the options that both versions have are compared. Results of different trials cannot be
+    compared.
     """
-    if UNKNOWN in (list(one), list(other)) or one[2] != other[2]:
-        return True
-    if one[1] == other[1]:
+    if UNKNOWN in (list(one), list(other)) or one[2] != other[2] or one[1] == other[1]:
         return True
     if one[3] == other[3] and not one[3].startswith(INEXACT):
         return False
     try:
-        return math.isclose(float(one[0]), float(other[0]), rel_tol=ROUNDING)
+        value, other_value = float(one[0]), float(other[0])
     except ValueError:
         return _has_equal_options(one[1], other[1])
+    if math.isnan(value) or math.isnan(other_value):
+        return math.isnan(value) and math.isnan(other_value)
+    rounding = ROUNDING_OF_HALF if HALF in one[3] else ROUNDING
+    return math.isclose(value, other_value, rel_tol=rounding)
 
 
 def _has_equal_options(one: str, other: str) -> bool:
@@ -219,10 +225,14 @@ def changes_since(stored: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -
     """Return the files, data and first steps that differ from all stored environments.
 
     Returns:
-        Words such as "my_code.py", "the data at noise=0.5" and "the first steps of your model
-        (training loss 2.31, was 2.3)".
+        Words such as "my_code.py", "the constant __main__.WIDTH", "the data at noise=0.5" and "the
+        first steps of your model (training loss 2.31, was 2.3)".
     """
-    words = changed_parts(stored, now, SOURCES)
+    words = []
+    for name in changed_parts(stored, now, SOURCES):
+        text, python = text_version(now[SOURCES][name])
+        is_constant = bool(text) and not python  # the text of code is of one version of Python
+        words.append(CONSTANT + name if is_constant else name)
     for axes in changed_parts(stored, now, DATA):
         text = "the data"
         if axes:
@@ -237,6 +247,16 @@ def changes_since(stored: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -
     if steps:
         words.append(f"the first steps of your model ({'; '.join(steps)})")
     return words
+
+
+def remedy_of_constants(changes: Sequence[str]) -> str:
+    """Return what to do about constants among changes (`changes_since`); "" without them."""
+    if not any(each.startswith(CONSTANT) for each in changes):
+        return ""
+    return (
+        " A value that differs in each run, such as a time stamp, belongs in an argument or a "
+        "container that the code does not use in training."
+    )
 
 
 def described_otherwise(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -12,12 +12,20 @@ from typing import Any
 from lit_dps.core.batch_schedule import CONSTANT, NAME_KEY, SCHEDULES
 from lit_dps.core.goal import RULES, SINGLE_CHECK
 from lit_dps.core.registry import name_of_class
+from lit_dps.core.user_code import texts_in
 
 # The module of classes without an importable path. It exists in one process only.
 OBJECTS = "lit_dps_objects"
+# Begin the paths of classes that only the process of the script or notebook can import.
+LOCAL = ("__main__.", f"{OBJECTS}.")
 
 # Sections whose options can be axes of the grid.
 _WITH_OPTIONS = ("pruning", "batch")
+
+
+def local_classes(config: Any) -> list[str]:
+    """Return the paths in a configuration that only the script or notebook can import."""
+    return sorted({text for text in texts_in(config) if text.startswith(LOCAL)})
 
 
 def one_spelling(identity: Mapping[str, Any], axes: Iterable[str]) -> dict[str, Any]:

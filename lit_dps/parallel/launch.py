@@ -49,21 +49,12 @@ BEAT_SECONDS = 2.0
 # A rank is dead if it shows no beat during this many beats of this process. A clock would also
 # count the time for which this process was stopped.
 MAX_MISSED_BEATS = 20
-# Keys of the store: how many ranks are prepared, and why one of them refuses.
-_PREPARED = "prepared"
-_REFUSAL = "refusal"
 # Parts of gloo's messages: the line of its source, and where its log is.
 _GLOO_DETAILS = re.compile(r"^\[\S*\] |\. This is typically .*")
 
 
 @contextmanager
-def group_of(
-    world: int,
-    gpu: bool,
-    follow: Callable[..., object],
-    *args: object,
-    prepare: Callable[..., object] | None = None,
-) -> Iterator[None]:
+def group_of(world: int, gpu: bool, follow: Callable[..., object], *args: object) -> Iterator[None]:
     """Make this process one of several ranks in the body: torchrun's rank, else rank 0.
 
     Nothing happens for one rank, or if this process is a rank already. Without torchrun, the other
@@ -74,12 +65,9 @@ def group_of(
         gpu: Whether tensors on GPUs are reduced too, as in `joined`.
         follow: What the other ranks run.
         args: Arguments of `follow`.
-        prepare: What ranks that start here run first, with the same arguments, outside of the
-            group.
 
     Raises:
         RankLost: if another rank died.
-        UserError: if `prepare` raises it on a rank that starts here.
     """
     if world == 1 or ranks.world() > 1:
         yield
@@ -87,7 +75,7 @@ def group_of(
     if ranks.started_by_torchrun():
         group = joined_by_torchrun(gpu)
     else:
-        group = _started_here(world, gpu, prepare, follow, args)
+        group = _started_here(world, gpu, follow, args)
     with group:
         yield
 
@@ -253,11 +241,7 @@ def _end_process(reason: str) -> None:
 
 @contextmanager
 def _started_here(
-    world: int,
-    gpu: bool,
-    prepare: Callable[..., object] | None,
-    follow: Callable[..., object],
-    args: tuple,
+    world: int, gpu: bool, follow: Callable[..., object], args: tuple
 ) -> Iterator[None]:
     """Start the other ranks on this machine; this process is rank 0 in the body.
 
@@ -275,10 +259,9 @@ def _started_here(
     body_ended = threading.Event()
     try:
         for rank in range(1, world):
-            arguments_of_rank = (rank, world, port, gpu, prepare, follow, args)
+            arguments_of_rank = (rank, world, port, gpu, follow, args)
             others.append(processes.start(_follow, f"rank {rank}", arguments_of_rank))
         threading.Thread(target=_watch, args=(others, body_ended), daemon=True).start()
-        _await_prepared(store, len(others))
         with joined(store, 0, world, gpu):
             yield
         exit_seconds = EXIT_SECONDS
@@ -288,18 +271,6 @@ def _started_here(
         for process in others:
             process.join(max(0.0, end - time.monotonic()))
             process.kill()
-
-
-def _await_prepared(store: Store, others: int) -> None:
-    """Wait until the other ranks are prepared. `_watch` ends this process if one of them dies.
-
-    Raises:
-        UserError: if one of them refuses.
-    """
-    while store.add(_PREPARED, 0) < others:
-        if store.check([_REFUSAL]):
-            raise UserError(store.get(_REFUSAL).decode())
-        time.sleep(POLL_SECONDS)
 
 
 def _watch(others: list[BaseProcess], body_ended: threading.Event) -> None:
@@ -315,27 +286,16 @@ def _watch(others: list[BaseProcess], body_ended: threading.Event) -> None:
 
 
 def _follow(
-    rank: int,
-    world: int,
-    port: int,
-    gpu: bool,
-    prepare: Callable[..., object] | None,
-    follow: Callable[..., object],
-    args: tuple,
+    rank: int, world: int, port: int, gpu: bool, follow: Callable[..., object], args: tuple
 ) -> None:
     store = TCPStore(HOST, port, is_master=False, wait_for_workers=False, timeout=TIMEOUT)
     try:
-        if prepare is not None:
-            prepare(*args)
-    except UserError as error:
-        store.set(_REFUSAL, f"rank {rank}: {error}")
-        sys.exit(ExitCode.REFUSED)
-    store.add(_PREPARED, 1)
-    try:
         with joined(store, rank, world, gpu):
-            follow(*args)
-    except ranks.RankLost:
-        sys.exit(ExitCode.REFUSED)  # rank 0 reports it, or is the one that died
-    except UserError as error:
-        print(f"lit-dps: error: rank {rank}: {' '.join(str(error).split())}", file=sys.stderr)
+            try:
+                follow(*args)
+            except UserError as error:  # rank 0 ends this process once it leaves the group
+                line = " ".join(str(error).split())
+                print(f"lit-dps: error: rank {rank}: {line}", file=sys.stderr, flush=True)
+                raise
+    except UserError:  # of `joined`: rank 0 reports it, or is the one that died
         sys.exit(ExitCode.REFUSED)

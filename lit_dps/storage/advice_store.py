@@ -7,7 +7,7 @@ They are the user attributes of an Optuna study without trials, "NAME (advice)"
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ import optuna
 from filelock import Timeout
 from optuna.storages import BaseStorage
 
+from lit_dps.core.environment import SOURCES, UNKNOWN
 from lit_dps.core.errors import UserError
 from lit_dps.storage.database import storage_errors, temporary_storage
 from lit_dps.storage.locks import MachinePeers, peers, storage_lock
@@ -53,6 +54,13 @@ class AdviceStore:
         with self._open() as study:
             for key, value in values.items():
                 study.set_user_attr(key, value)
+
+    def forget_files(self, files: Sequence[str]) -> None:
+        """Set the hashes of files in the stored environment to `UNKNOWN`: trials write them."""
+        environment = self.read().get("environment")
+        if files and environment is not None:
+            environment[SOURCES] |= dict.fromkeys(files, UNKNOWN)
+            self.keep(environment=environment)
 
     def append(self, key: str, value: Any) -> None:
         """Append a value to the list of a key; the first value creates the list."""

@@ -9,7 +9,7 @@ import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
 from optuna.storages import BaseStorage
 
-from lit_dps.core.environment import KEY, changes_since
+from lit_dps.core.environment import KEY, SOURCES, UNKNOWN, changes_since, remedy_of_constants
 from lit_dps.core.goal import Goal
 from lit_dps.core.noise_scale import NoiseScale
 from lit_dps.core.step_timing import StepTiming
@@ -25,7 +25,7 @@ from lit_dps.storage.urls import sqlite_file
 
 CHANGED_ENVIRONMENT = (
     "restore it, choose another study.name, or continue with --accept-code-change; "
-    "a note then reports the change"
+    "a note then reports the change."
 )
 
 
@@ -98,6 +98,21 @@ def add_environments(
         header.set_user_attr(schema.ENVIRONMENTS, stored)
 
 
+def forget_files(url: str, name: str, key: str, files: Iterable[str]) -> None:
+    """Set the hashes of files in a stored environment to `UNKNOWN`, because its trials write them.
+
+    Raises:
+        StorageError: if the storage cannot be used.
+    """
+    with storage_errors(url), temporary_storage(url) as storage, storage_lock(url):
+        header = optuna.load_study(study_name=name, storage=storage)
+        environments = header.user_attrs[schema.ENVIRONMENTS]
+        for environment in environments:
+            if environment[KEY] == key:
+                environment[SOURCES] |= dict.fromkeys(files, UNKNOWN)
+        header.set_user_attr(schema.ENVIRONMENTS, environments)
+
+
 def changed_environment(url: str, name: str, environment: Mapping[str, Any]) -> list[str]:
     """Return the code and data that differ from all environments of a study. Creates nothing.
 
@@ -124,7 +139,7 @@ def check_environment(url: str, name: str, environment: Mapping[str, Any]) -> No
     if changes:
         message = (
             f"study {name!r}: {', '.join(changes)} changed since its stored trials ran; "
-            f"{CHANGED_ENVIRONMENT}"
+            f"{CHANGED_ENVIRONMENT}{remedy_of_constants(changes)}"
         )
         raise StudyChanged(message, changes)
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,19 +21,17 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from lit_dps.core.attempt import Attempt
-from lit_dps.core.environment import COMPUTED, INEXACT, UNKNOWN, changes_since
-from lit_dps.core.errors import UserError, first_line
-from lit_dps.core.progress_line import print_wrapped
+from lit_dps.core.environment import COMPUTED, HALF, INEXACT, UNKNOWN
+from lit_dps.core.errors import first_line
+from lit_dps.core.progress_line import StageLine, print_wrapped
 from lit_dps.core.record import HARDWARE
 from lit_dps.core.search_space import Choices
 from lit_dps.core.trial import Cell, Trial
-from lit_dps.core.user_code import texts_in
 from lit_dps.engines.lightning_loop import LightningLoop
 from lit_dps.study.data_hashes import fingerprint
-from lit_dps.study.identity import FREE_DATA
+from lit_dps.study.preflight.batch_size_check import has_full_precision
 from lit_dps.study.preflight.varied_trials import trials_with_each_value, with_cell
 from lit_dps.study.setup import StudySetup
-from lit_dps.study.sources import GUARD_HINT, LOCAL
 from lit_dps.training import GoalErrorCallback, lightning_private
 from lit_dps.training.deterministic import deterministic_kernels, one_thread
 from lit_dps.training.object_difference import is_plain
@@ -40,6 +39,12 @@ from lit_dps.training.rate_curve import rate_curve
 
 STEPS = 2
 PARAMETERS = "parameters"
+INITIAL_NORM = "norm of the initial weights"
+OPTIMIZER = "optimizer"
+MEAN_RATE = "mean learning rate of the schedule"
+# Arguments of the data that may change what training draws or how validation rounds, and no value
+# before the first step.
+DRAWING = ("eval_batch_size", "order_seed", "num_workers")
 FAILED = "first steps"  # the name in place of all values if the steps fail
 DIGITS = 6  # of a hash that is shown
 
@@ -65,7 +70,7 @@ def first_steps(
         `lit_dps.core.environment.COMPUTED`. A value is `UNKNOWN` if two runs differ. Empty if each
         process can import all classes.
     """
-    if not any(text.startswith(LOCAL) for text in texts_in(setup.config())):
+    if not setup.local_classes:
         return {}
     short_trials = _trials_of(setup)
     expected: dict[str, list[Sequence[str]]] = {}
@@ -78,30 +83,11 @@ def first_steps(
         if kind == PARAMETERS:
             short_trials[place] = _read(versions[-1][2], setup)
     computed: dict[str, list[str]] = {}
-    for place, short_trial in short_trials.items():
-        computed |= _computed(setup, short_trial, environment, place, expected)
+    with StageLine("first steps of the script's model") as line:
+        for number, (place, short_trial) in enumerate(short_trials.items(), 1):
+            reader = partial(_Reader, line, f"trial {number} of {len(short_trials)}")
+            computed |= _computed(setup, short_trial, environment, place, expected, reader)
     return computed
-
-
-def refuse_other_first_steps(setup: StudySetup) -> None:
-    """Raise UserError if the first steps in this worker differ from those of its parent.
-
-    Only the first trial of `first_steps` is trained.
-    """
-    stored = setup.environment.content
-    computed = stored.get(COMPUTED, {})
-    names = [name for name in computed if name.partition(" at ")[0] == PARAMETERS]
-    if not names or computed[names[0]] == UNKNOWN:
-        return
-    place = names[0].partition(" at ")[2]
-    short_trial = _read(computed[names[0]][2], setup)
-    expected = {name: [version] for name, version in computed.items() if version != UNKNOWN}
-    now = {COMPUTED: _computed(setup, short_trial, stored, place, expected)}
-    changes = changes_since([stored], now)
-    if FAILED in now[COMPUTED]:
-        changes = ["the first steps fail"]
-    if changes:
-        raise UserError(f"A worker differs: {', '.join(changes)}. {GUARD_HINT}", value=changes)
 
 
 class _ShortTrial(NamedTuple):
@@ -141,6 +127,7 @@ def _computed(
     environment: Mapping[str, Any],
     place: str,
     expected: Mapping[str, Sequence[Sequence[str]]],
+    reader: Callable[[], _Reader],
 ) -> dict[str, list[str]]:
     """Return the values of a trial as they are stored, by name.
 
@@ -148,22 +135,26 @@ def _computed(
     """
     where = f" at {place}" if place else ""
     context = _context(setup, environment)
-    written = _written(setup, short_trial)
+
+    def run() -> dict[str, list[str]]:
+        versions = {}
+        for name, value in _run(setup, short_trial, reader()).items():
+            versions[name + where] = [*value, _written(setup, short_trial, name, context), context]
+        return versions
+
     try:
         with one_thread(), deterministic_kernels() if setup.on_gpu else nullcontext():
-            values = _run(setup, short_trial)
+            versions = run()
             is_expected = bool(expected)
-            for name, value in values.items():
-                version = [*value, written, context]
-                is_expected &= version in list(map(list, expected.get(name + where, ())))
-            again = values if is_expected else _run(setup, short_trial)
+            for name, version in versions.items():
+                is_expected &= version in list(map(list, expected.get(name, ())))
+            again = versions if is_expected else run()
     except Exception as error:  # the user's code may depend on the earlier runs of a process
         print_wrapped(f"note: The first steps{where} fail: {first_line(error)}.")
         return {FAILED: UNKNOWN}
     computed = {}
-    for name, value in values.items():
-        is_same = again.get(name) == value
-        computed[name + where] = [*value, written, context] if is_same else UNKNOWN
+    for name, version in versions.items():
+        computed[name] = version if again.get(name) == version else UNKNOWN
     return computed
 
 
@@ -173,23 +164,28 @@ def _context(setup: StudySetup, environment: Mapping[str, Any]) -> str:
     for name, value in environment.items():
         if name == HARDWARE or name.startswith("version."):
             parts.append(f"{name} {value}")
+    if not has_full_precision(setup.workload.trainer):
+        parts.append(HALF)
     return (INEXACT if setup.on_gpu else "") + ", ".join(parts)
 
 
-def _written(setup: StudySetup, short_trial: _ShortTrial) -> str:
-    """Return a trial as text.
+def _written(setup: StudySetup, short_trial: _ShortTrial, name: str, context: str) -> str:
+    """Return a trial as text, with all that decides whether a value of it can be compared.
 
-    Trials on a CPU and on a GPU draw different random numbers. The number of a loader's workers
-    may change what they draw.
+    Trials on a CPU and on a GPU draw different random numbers. One example that rounding flips
+    changes the metric of the goal, so it is compared only on one processor and with one version.
     """
     trial = short_trial.trial
     cell = trial.cell
-    data = setup.workload.data.get("init_args", {})
-    free = {name: data[name] for name in FREE_DATA if name in data}
-    parts = [
+    parts: list[Any] = [
         *(cell.batch_size, cell.sparsity, cell.axes, trial.params, trial.seed),
-        *(short_trial.max_steps, setup.on_gpu, free),
+        *(short_trial.max_steps, setup.on_gpu),
     ]
+    if name not in (PARAMETERS, INITIAL_NORM, OPTIMIZER, MEAN_RATE):
+        data = setup.workload.data.get("init_args", {})
+        parts.append({key: data[key] for key in DRAWING if key in data})
+    if name == setup.built_goal.metric:
+        parts.append(context)
     return json.dumps(parts, default=str)
 
 
@@ -200,13 +196,14 @@ def _read(text: str, setup: StudySetup) -> _ShortTrial:
     return _ShortTrial(Trial(cell, 0, params, seed), max_steps)
 
 
-def _run(setup: StudySetup, short_trial: _ShortTrial) -> dict[str, tuple[str, str]]:
+def _run(
+    setup: StudySetup, short_trial: _ShortTrial, reader: _Reader
+) -> dict[str, tuple[str, str]]:
     """Train the first steps of a trial, and return values for people and exact values, by name."""
     trial, max_steps = short_trial
     goal = replace(setup.goal, check_interval=STEPS, max_steps=STEPS, early_reject=False)
     shown_steps = max(max_steps, STEPS)
     attempt = Attempt(trial, setup.unreachable_goal(STEPS - 1))
-    reader = _Reader()
     with setup.workload.without_side_effects() as workload:
         settings = replace(
             setup.trial_settings(),
@@ -224,10 +221,17 @@ def _run(setup: StudySetup, short_trial: _ShortTrial) -> dict[str, tuple[str, st
 
 
 class _Reader(Callback):
-    """Reads the weights and the optimizers at the beginning of a run, and the trained weights."""
+    """Reads the weights and the optimizers at the beginning of a run, and the trained weights.
 
-    def __init__(self):
+    Args:
+        line: Shows the progress of the validation.
+        state: The trial on this line, such as "trial 1 of 3".
+    """
+
+    def __init__(self, line: StageLine, state: str):
         self.values: dict[str, tuple[str, str]] = {}
+        self._line = line
+        self._state = state
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         shapes = []
@@ -238,7 +242,7 @@ class _Reader(Callback):
                 shapes.append(f"{name} {tuple(weight.shape)} {weight.dtype} {weight.requires_grad}")
         digest = fingerprint(shapes)
         self.values[PARAMETERS] = f"{number} (shapes {digest[:DIGITS]})", digest
-        self._read_weights("norm of the initial weights", pl_module)
+        self._read_weights(INITIAL_NORM, pl_module)
         options: dict[str, Any] = {}
         items: list[tuple[Any, Any]] = [(each, each.param_groups) for each in trainer.optimizers]
         for config in trainer.lr_scheduler_configs:
@@ -247,15 +251,18 @@ class _Reader(Callback):
             name = type(item).__name__
             options |= _options(state, f"{name} {number}" if number else name)
         text = ", ".join(f"{key} = {value}" for key, value in options.items())
-        self.values["optimizer"] = text, json.dumps(options)
+        self.values[OPTIMIZER] = text, json.dumps(options)
         epoch = lightning_private.callbacks_of(trainer, GoalErrorCallback)[0].steps_of_epoch
         rates = rate_curve(trainer, pl_module, trainer.max_steps, epoch)
         if rates is not None:
             mean = sum(rates) / len(rates)
-            self.values["mean learning rate of the schedule"] = f"{mean:.6g}", fingerprint(rates)
+            self.values[MEAN_RATE] = f"{mean:.6g}", fingerprint(rates)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._read_weights("norm of the trained weights", pl_module)
+
+    def on_validation_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        self._line.update(f"{self._state}, validation")
 
     def _read_weights(self, name: str, module: LightningModule) -> None:
         weights = []

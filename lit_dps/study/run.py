@@ -37,6 +37,7 @@ from lit_dps.storage.read import read_study
 from lit_dps.storage.run_records import (
     changed_environment,
     check_environment,
+    forget_files,
     store_k_star_trials,
     store_noise_scale,
 )
@@ -58,7 +59,7 @@ from lit_dps.study.progress import (
 from lit_dps.study.quiet_timing import update_step_timing
 from lit_dps.study.retrain_hint import retrain_hint
 from lit_dps.study.setup import StudySetup
-from lit_dps.study.sources import refuse_changed_sources, source_hashes
+from lit_dps.study.sources import refuse_changed_sources, source_hashes, written_files
 from lit_dps.study.workers import follow_torchrun, train_on_ranks, train_remaining
 from lit_dps.tracking.pages import CELLS, CURVES, page_address, view_key
 from lit_dps.training.checkpoint_files import clear_checkpoints
@@ -188,6 +189,8 @@ class _StudyRun:
         data: Its data module, set up.
         stop: Set by signals.
         options: Options of this run.
+        reported_before: Results of the study when its last report was written.
+        written: The model's files that the stored environment has as `UNKNOWN`.
     """
 
     setup: StudySetup
@@ -195,6 +198,7 @@ class _StudyRun:
     stop: StopRequest
     options: RunOptions
     reported_before: int | None = None
+    written: set[str] = dataclasses.field(default_factory=set)
 
     def __post_init__(self):
         self.url = self.setup.storage.optuna_url
@@ -293,8 +297,17 @@ class _StudyRun:
                     display.update(result)
                     self.mlflow.log_result(result)
                     failures.add(result)
+                    self._forget_written_files()
         finally:
             display.close()
+            self._forget_written_files()
+
+    def _forget_written_files(self) -> None:
+        """Store that the model's files which changed since the command began are `UNKNOWN`."""
+        written = {*written_files(self.setup.config())} - self.written
+        if written and self.setup.environment.key is not None:
+            forget_files(self.url, self.name, self.setup.environment.key, written)
+            self.written |= written
 
     def _report_that_none_remain(self) -> None:
         """Print that no trials remain, and end the other ranks of torchrun."""

@@ -7,13 +7,11 @@ constant WIDTH. Their code names further ones. Other values, such as dicts and a
 
 from __future__ import annotations
 
-import ast
 import functools
 import hashlib
 import pathlib
 import sys
 import types
-from argparse import Namespace
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -29,7 +27,6 @@ from lit_dps.core.aliases import RENAMED_METHODS
 from lit_dps.core.environment import OBJECT_TEXT, UNKNOWN
 from lit_dps.core.user_code import is_user_file, is_user_module
 from lit_dps.training.code_text import (
-    MAIN,
     PROCESS_MODULES,
     READS_GLOBAL,
     attribute_or_none,
@@ -38,10 +35,8 @@ from lit_dps.training.code_text import (
     function_of_member,
     is_importable,
     names_in,
-    names_of_filled,
     path_of,
 )
-from lit_dps.training.object_difference import is_plain
 from lit_dps.training.user_objects import factory_of_class
 
 HASH_LENGTH = 16  # hexadecimal digits
@@ -57,11 +52,6 @@ _HOLDERS = (
 )
 _HELD = (
     *("fget", "fset", "fdel", "__func__", "__self__", "__wrapped__", "func", "args", "keywords"),
-)
-# Functions whose results differ in each process.
-_CLOCKS = (
-    *("time", "time_ns", "perf_counter", "monotonic", "now", "utcnow", "today", "strftime"),
-    *("uuid1", "uuid4", "getpid", "mkdtemp"),
 )
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 MAX_DEPTH = 4  # of nested containers and objects whose functions and classes are read
@@ -80,23 +70,6 @@ def hashes_of_paths(paths: Sequence[str]) -> dict[str, list[str]]:
     items = _items_of_paths(paths)
     unknown = {path: UNKNOWN for path in paths if items.get(path, path) is None}
     return code_hashes({name: item for name, item in items.items() if item is not None}) | unknown
-
-
-def containers_of_paths(paths: Sequence[str]) -> dict[str, str]:
-    """Return hashes of the plain values in dicts, lists and namespaces that code of classes names.
-
-    Containers that the code fills are left out, and those that the script sets by a clock.
-    """
-    items = _items_of_paths(paths)
-    walk = _walk_of({name: item for name, item in items.items() if item is not None})
-    filled = set()
-    for code in walk.codes:
-        filled |= names_of_filled(code)
-    containers = {}
-    for path, text in walk.containers.items():
-        if text and path.rpartition(".")[2] not in filled:
-            containers[path] = hashlib.sha256(text.encode(errors="replace")).hexdigest()
-    return containers
 
 
 def _items_of_paths(paths: Sequence[str]) -> dict[str, Any]:
@@ -121,7 +94,13 @@ def code_hashes(items: Mapping[str, Any]) -> dict[str, list[str]]:
     Args:
         items: Functions and classes by name.
     """
-    walk = _walk_of(items)
+    walk = _CodeWalk()
+    walk.code |= dict.fromkeys(items, "")
+    for name, item in items.items():
+        if isinstance(item, (type, types.FunctionType)):
+            walk.add(item, name)
+        else:  # such as a partial
+            walk.code[name] += walk.text_of(item)
     assigned = walk.assigned()
     for path, (operation, _) in sorted(walk.constants.items()):
         owner, _, attribute = path.rpartition(".")
@@ -142,17 +121,6 @@ def code_hashes(items: Mapping[str, Any]) -> dict[str, list[str]]:
     return hashes
 
 
-def _walk_of(items: Mapping[str, Any]) -> _CodeWalk:
-    walk = _CodeWalk()
-    walk.code |= dict.fromkeys(items, "")
-    for name, item in items.items():
-        if isinstance(item, (type, types.FunctionType)):
-            walk.add(item, name)
-        else:  # such as a partial
-            walk.code[name] += walk.text_of(item)
-    return walk
-
-
 def _hash(version: str, text: str) -> list[str]:
     digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()
     return [f"{version}: {digest[:HASH_LENGTH]}"]
@@ -164,16 +132,13 @@ class _CodeWalk:
     Attributes:
         code: Texts of functions and classes, by the path of the outermost one.
         constants: The operation that assigns a constant, and its text, by path.
-        containers: Texts of dicts, lists and namespaces, by path.
         codes: Byte code of the functions.
     """
 
     def __init__(self):
         self.code: dict[str, str] = {}
         self.constants: dict[str, tuple[str, str]] = {}
-        self.containers: dict[str, str] = {}
         self._items: dict[int, Any] = {}  # an id is unique only as long as its object lives
-        self._clocks: set[tuple[str, str]] = set()
         self.codes: list[types.CodeType] = []
         self._methods: set[types.CodeType] = set()  # with an object as their first argument
         self._depth = 0  # of nested values
@@ -275,21 +240,16 @@ class _CodeWalk:
             variables = function.__globals__
             for name in sorted(names_in(code, *READS_GLOBAL) & variables.keys()):
                 if not name.startswith("__"):
-                    self._add_constant("STORE_GLOBAL", f"{MAIN[0]}.{name}", variables[name])
+                    self._add_constant("STORE_GLOBAL", f"__main__.{name}", variables[name])
         return repr((text, self.text_of(defaults)))
 
     def _add_constant(self, operation: str, path: str, value: Any) -> None:
         """Add a constant, unless it is code or an object."""
         text = self.text_of(value)
-        is_clock = operation == "STORE_GLOBAL" and path in _paths_of_clocks()
-        if is_clock:
-            self._clocks.add((operation, path.rpartition(".")[2]))
         if text and text != path:
             if operation != "STORE_GLOBAL":  # functions in a function have one path
                 text = self.constants.get(path, ("", ""))[1] + text
             self.constants[path] = (operation, text)
-        elif not is_clock:
-            self.containers[path] = _text_of_container(value)
 
     def _text_of_class(self, cls: type, path: str) -> str:
         self.text_of(type(cls))  # its metaclass
@@ -303,7 +263,6 @@ class _CodeWalk:
                 self._add_constant("STORE_ATTR", f"{path}.{name}", member)
                 continue
             text = self.text_of(member)
-            self.containers[f"{path}.{name}"] = _text_of_container(member)
             if text:
                 texts.append(f"{name} {text}")
         return repr(texts)
@@ -313,7 +272,7 @@ class _CodeWalk:
 
         An attribute that a method stores in its object changes no class.
         """
-        assigned = set(self._clocks)
+        assigned: set[tuple[str, str]] = set()
         for code in self.codes:
             instance = ""
             if code in self._methods and code.co_argcount:
@@ -323,18 +282,6 @@ class _CodeWalk:
             for name in names_in(code, "STORE_DEREF") & {*code.co_freevars}:
                 assigned.add(("STORE_DEREF", name))
         return assigned
-
-
-def _text_of_container(value: Any) -> str:
-    """Return the plain values of a dict, a list, a namespace or a dataclass; "" for others."""
-    if isinstance(value, (Namespace, types.SimpleNamespace)) or is_dataclass(value):
-        value = attribute_or_none(value, "__dict__")
-    with suppress(RecursionError):  # a container may contain itself
-        if isinstance(value, dict):
-            return repr([each for each in value.items() if is_plain(each)])
-        if isinstance(value, list) and is_plain(value):
-            return repr(value)
-    return ""
 
 
 def _text_for_order(item: Any) -> str:
@@ -358,38 +305,3 @@ def _members_of(cls: type) -> Iterator[tuple[str, Any]]:
         is_made = name.startswith("_") and name.endswith("_")  # by Python, unless it is code
         if not is_made or isinstance(member, (types.FunctionType, *_HOLDERS)):
             yield name, member
-
-
-def _paths_of_clocks() -> set[str]:
-    """Return the globals that the script sets by the clock, such as `START = time.time()`."""
-    file = getattr(sys.modules.get(MAIN[0]), "__file__", None)
-    if not isinstance(file, str) or not is_user_file(file):
-        return set()
-    return _clocks_of_file(file)
-
-
-@functools.cache
-def _clocks_of_file(file: str) -> set[str]:
-    paths = set()
-    clocks = {*_CLOCKS}
-    with suppress(OSError, SyntaxError, ValueError):
-        statements = ast.parse(pathlib.Path(file).read_bytes()).body
-        for statement in statements:
-            if isinstance(statement, ast.FunctionDef) and _called_in(statement) & clocks:
-                clocks.add(statement.name)
-        for statement in statements:
-            if not isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
-                continue
-            if _called_in(statement) & clocks:
-                targets = statement.targets if isinstance(statement, ast.Assign) else []
-                for target in targets or [getattr(statement, "target", statement)]:
-                    for each in ast.walk(target):  # also of `args.name` and `CONFIG["name"]`
-                        if isinstance(each, ast.Name):
-                            paths.add(f"{MAIN[0]}.{each.id}")
-    return paths
-
-
-def _called_in(statement: ast.stmt) -> set[str]:
-    """Return the last names of the functions that a statement calls."""
-    calls = [each.func for each in ast.walk(statement) if isinstance(each, ast.Call)]
-    return {getattr(each, "attr", getattr(each, "id", "")) for each in calls}

@@ -15,6 +15,7 @@ from lit_dps.core.attempt import AttemptRules
 from lit_dps.core.config import StorageConfig, StudyConfig, cores
 from lit_dps.core.environment import COMPUTED, DATA, SOURCES, Environment
 from lit_dps.core.goal import Goal
+from lit_dps.core.identity import local_classes
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.record import StudyRecord, remaining_points, shared_cells
 from lit_dps.core.repeats import missing_repeats
@@ -205,15 +206,21 @@ class StudySetup:
         return ddp.on_gpu(self.workload.trainer)
 
     @property
+    def local_classes(self) -> list[str]:
+        """The classes that only the process of the script or notebook can import, by path."""
+        return local_classes(self.config())
+
+    @property
     def workers(self) -> int:
         """The number of trials that run at the same time.
 
-        The default is 1 on GPUs and under torchrun. Otherwise it is the number of trials that the
-        CPU cores suffice for. Each rank of a trial uses `threads` cores.
+        The default is 1 on GPUs, under torchrun, and for classes of a script or notebook. Otherwise
+        it is the number of trials that the CPU cores suffice for. Each rank of a trial uses
+        `threads` cores.
         """
         if self.study.workers is not None:
             return self.study.workers
-        if self.on_gpu or started_by_torchrun():
+        if self.on_gpu or started_by_torchrun() or self.local_classes:
             return 1
         return max(1, cores() // (self.study.threads * self.ranks))
 

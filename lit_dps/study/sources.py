@@ -11,7 +11,6 @@ import importlib
 import inspect
 import os
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
@@ -20,27 +19,20 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from lit_dps.core.environment import FILE, UNKNOWN, is_same_source
+from lit_dps.core.environment import FILE, SOURCES, UNKNOWN, changes_since
 from lit_dps.core.errors import UserError
-from lit_dps.core.identity import OBJECTS
+from lit_dps.core.identity import local_classes
 from lit_dps.core.record import setting
 from lit_dps.core.user_code import PROCESS_START, is_user_file, texts_in
-from lit_dps.study.script_code import containers_of_paths, hashes_of_paths
-from lit_dps.training.code_text import MAIN, function_of_member, is_edited
+from lit_dps.study.script_code import hashes_of_paths
+from lit_dps.training.code_text import function_of_member, is_edited
 
-GUARD_HINT = (
-    'Workers run the script without its block `if __name__ == "__main__"`: set the values of your '
-    "classes above it, or use one worker."
-)
 LENGTH = 16  # hexadecimal digits of a hash
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-MACHINE_MODULES = ("sitecustomize", "usercustomize")  # they differ between installations
-# Prefixes of class paths that only the script or notebook can import that runs lit_dps.
-LOCAL = (f"{MAIN[0]}.", f"{OBJECTS}.")
+# The script, which workers import under another name, and files that installations differ in.
+_SKIPPED = ("__main__", "__mp_main__", "sitecustomize", "usercustomize")
 _hashes_of_local = cache(hashes_of_paths)
-_containers_of_local = cache(containers_of_paths)
-_starts: list[float] = []  # of commands in this process
-_seen: dict[str, str] = {}  # hashes of these files when the command began
+_seen: dict[str, list[str]] = {}  # hashes of these files since the command began
 
 
 def source_hashes(config: Any, is_start: bool = False) -> dict[str, list[str]]:
@@ -67,52 +59,43 @@ def source_hashes(config: Any, is_start: bool = False) -> dict[str, list[str]]:
         UserError: if a command starts after an imported file was edited.
     """
     if is_start:
-        _starts.append(time.time())
         _hashes_of_local.cache_clear()
-        _containers_of_local.cache_clear()
-        script_containers(config)
         _seen.clear()
     hashes: dict[str, list[str]] = {}
     texts = list(texts_in(config))
     figures = _figures(config, texts)
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if name in (*MAIN, *MACHINE_MODULES, *figures) or not isinstance(file, str):
+        if name in (*_SKIPPED, *figures) or not isinstance(file, str):
             continue
         # torch makes modules without a file.
         if is_user_file(file) and os.path.isfile(file):
             if is_start:
                 _refuse_edited(module)
             hashes[_place_of(name, Path(file))] = _hashes_of_file(file)
-    for argument in _arguments_of_model(config):
-        content = _content_of(argument)
-        is_as_before = _seen.setdefault(argument, content) == content
-        if content:
-            hashes[FILE + argument] = [content] if is_as_before else UNKNOWN
-    hashes |= _hashes_of_local(_local_paths(config))
+    hashes |= file_hashes(config)
+    hashes |= _hashes_of_local(tuple(local_classes(config)))
     return dict(sorted(hashes.items()))
 
 
-def script_containers(config: Any) -> dict[str, str]:
-    """Return the plain values in containers that code of the script names, at the first command.
+def file_hashes(config: Any) -> dict[str, list[str]]:
+    """Return the hashes of the files that the model's arguments name.
 
-    Of later commands of a process it returns none: training may have changed the values.
+    A hash is `UNKNOWN` if the file changed after the command began.
     """
-    if len(_starts) > 1:
-        return {}
-    return _containers_of_local(_local_paths(config))
+    hashes = {}
+    for argument in _arguments_of_model(config):
+        if _seen.get(argument) != UNKNOWN:
+            now = [_content_of(argument)]
+            _seen[argument] = now if _seen.get(argument, now) == now else UNKNOWN
+        if _seen[argument] != [""]:
+            hashes[FILE + argument] = _seen[argument]
+    return hashes
 
 
-def refuse_other_containers(config: Any, began: Mapping[str, str]) -> None:
-    """Raise UserError if containers of the script have other values in this worker."""
-    now = script_containers(config)
-    changed = [name for name, text in began.items() if now.get(name, text) != text]
-    if changed:
-        raise UserError(f"A worker has other {', '.join(changed)}. {GUARD_HINT}", value=changed)
-
-
-def _local_paths(config: Any) -> tuple[str, ...]:
-    return tuple(sorted({text for text in texts_in(config) if text.startswith(LOCAL)}))
+def written_files(config: Any) -> list[str]:
+    """Return the names of the model's files that changed after the command began."""
+    return [name for name, hashes in file_hashes(config).items() if hashes == UNKNOWN]
 
 
 def _arguments_of_model(config: Any) -> Iterator[str]:
@@ -189,25 +172,27 @@ def import_sources(config: Any, sources: Mapping[str, Any]) -> None:
             importlib.import_module(module)
 
 
-def changed_files(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Return the names of the files in both mappings whose content differs."""
-    names = [name for name in one if name in other]
-    return [name for name in names if not is_same_source(one[name], other[name])]
-
-
 def refuse_changed_sources(began: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise UserError if a file of the user's code has other content than when the command began.
 
-    A process that imports the file now would train other code than the trials are stored with. A
-    file of the model's arguments does not count, because trials may write it.
+    A process that imports the file now would train other code than the trials are stored with.
     """
-    changed = [name for name in changed_files(began, now) if not name.startswith(FILE)]
-    if not changed:
-        return
-    hint = "Finish your edits, then start the command again."
-    if any(name.startswith(LOCAL) for name in changed):
-        hint += f" {GUARD_HINT}"
-    raise UserError(f"{', '.join(changed)} changed while the command ran. {hint}", value=changed)
+    changed = changed_code(began, now)
+    if changed:
+        raise UserError(
+            f"{', '.join(changed)} changed while the command ran. Finish your edits, then start "
+            "the command again.",
+            value=changed,
+        )
+
+
+def changed_code(began: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the code that differs in two mappings of hashes, as `changes_since` names it.
+
+    A file of the model's arguments does not count, because trials may write it.
+    """
+    code = {name: hashes for name, hashes in began.items() if not name.startswith(FILE)}
+    return changes_since([{SOURCES: code}], {SOURCES: now})
 
 
 def _hashes_of_file(file: str) -> list[str]:

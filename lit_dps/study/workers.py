@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from lit_dps.core.attempt import Attempt
+from lit_dps.core.environment import remedy_of_constants
 from lit_dps.core.errors import Unguarded, UserError
 from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.trial import Status, TrialResult
@@ -41,15 +42,12 @@ from lit_dps.parallel.process import (
 from lit_dps.storage.header import seed_of_trials
 from lit_dps.storage.samplers import make_sampler
 from lit_dps.storage.trial_queue import TrialQueue
-from lit_dps.study.first_steps import refuse_other_first_steps
 from lit_dps.study.progress_event import ProgressEvent, ProgressReporter
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.sources import (
-    changed_files,
+    changed_code,
     import_sources,
     refuse_changed_sources,
-    refuse_other_containers,
-    script_containers,
     source_hashes,
 )
 
@@ -248,8 +246,7 @@ class _WorkerPool:
         receiver, sender = processes.context().Pipe(duplex=False)
         reports_progress = self._on_event is not None
         setup = self._setup
-        containers = script_containers(setup.config())
-        arguments = (setup, containers, sender, self.leaving, reports_progress)
+        arguments = (setup, sender, self.leaving, reports_progress)
         environment = worker_environment(number, setup.ranks, setup.workload.trainer)
         # A signal in between would leave a process that is never ended. It would print a traceback
         # once this process has ended.
@@ -309,13 +306,7 @@ def _receive(receiver: Any, worker: BaseProcess) -> Any:
         return WorkerDied(worker.pid, worker.exitcode)
 
 
-def _worker(
-    setup: StudySetup,
-    containers: Mapping[str, str],
-    sender: Connection,
-    leaving: Event,
-    reports_progress: bool,
-) -> None:
+def _worker(setup: StudySetup, sender: Connection, leaving: Event, reports_progress: bool) -> None:
     """Train trials in a process, and send results, then None or the error that ended it."""
     stop = StopRequest(leaving.is_set)
 
@@ -327,7 +318,7 @@ def _worker(
 
     with interruptible(stop):
         try:
-            _prepare_process(setup, containers)
+            _import_sources(setup)
             for result in work(setup, stop, send if reports_progress else None):
                 send(result)
             send(None)
@@ -354,8 +345,7 @@ def train_on_ranks(
         next_attempt, raise_if_stopped: As in `TrialEngine.train`.
 
     Raises:
-        RankLost: if a rank died.
-        UserError: if a rank that starts here would train other code.
+        RankLost: if a rank died, or refuses to train other code.
     """
     sources = setup.environment.sources
     others_train = False  # otherwise the other ranks wait for a message
@@ -368,11 +358,7 @@ def train_on_ranks(
             others_train = True
         return attempt
 
-    arguments = (setup, script_containers(setup.config()))
-    group = launch.group_of(
-        setup.ranks, setup.on_gpu, _follow_parent, *arguments, prepare=_prepare_process
-    )
-    with group:
+    with launch.group_of(setup.ranks, setup.on_gpu, _follow_parent, setup):
         try:
             for result in engine.train(broadcast_next, raise_if_stopped):
                 others_train = False
@@ -395,10 +381,11 @@ def follow_torchrun(setup: StudySetup) -> int:
     return 0
 
 
-def _follow_parent(setup: StudySetup, containers: Mapping[str, str]) -> None:
+def _follow_parent(setup: StudySetup) -> None:
     """Train the trials of the first rank, in a process that the first rank started."""
     stop = StopRequest()
     with interruptible(stop), suppress(Interrupted):
+        _import_sources(setup)
         _follow(setup, stop)
 
 
@@ -439,34 +426,19 @@ def make_stop_check(stop: StopRequest) -> Callable[[], None]:
     return check
 
 
-def _prepare_process(setup: StudySetup, containers: Mapping[str, str]) -> None:
-    """Import the user's code in a started process, and compare it with its parent.
-
-    A rank does this before it joins the group, because the first steps train on one rank. Ranks on
-    GPUs train none, because they would all use the first GPU.
-
-    Args:
-        setup: The study.
-        containers: The values of the script in the parent.
-
-    Raises:
-        UserError: if this process would train otherwise.
-    """
+def _import_sources(setup: StudySetup) -> None:
+    """Import the user's code in a started process. Raise UserError if the parent has other code."""
     sources = setup.environment.sources
     import_sources(setup.config(), sources)
     refuse_changed_sources(sources, source_hashes(setup.config()))
-    refuse_other_containers(setup.config(), containers)
-    prepare_process()
-    if not (setup.on_gpu and setup.ranks > 1):
-        refuse_other_first_steps(setup)
 
 
 def _refuse_other_sources(setup: StudySetup, sources: Mapping[str, Any]) -> None:
     """Raise UserError if this rank of torchrun has imported other code than the first rank."""
-    changed = changed_files(sources, source_hashes(setup.config()))
+    changed = changed_code(sources, source_hashes(setup.config()))
     if changed:
         raise UserError(
             f"{', '.join(changed)} on rank {ranks.rank()} differs from the first rank. "
-            "Copy the same code to all machines.",
+            f"Copy the same code to all machines.{remedy_of_constants(changed)}",
             value=changed,
         )

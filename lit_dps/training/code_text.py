@@ -15,14 +15,11 @@ from typing import Any
 
 from lit_dps.core.identity import OBJECTS
 
-# The script or notebook, which workers import under another name.
-MAIN = ("__main__", "__mp_main__")
 # Modules of this process alone: the script or notebook, and classes without an importable path.
-PROCESS_MODULES = (*MAIN, OBJECTS)
+PROCESS_MODULES = ("__main__", OBJECTS)
 # From Python 3.12 on, the body of a class reads with LOAD_FROM_DICT_OR_GLOBALS.
 _EXTENDED = dis.EXTENDED_ARG  # a prefix of an instruction with a large argument
 READS_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
-_FILLING_METHODS = ("append", "extend", "add", "update", "setdefault", "insert", "pop", "clear")
 # Variables that the body of a class stores, and that decide nothing.
 _NOT_CODE = ("__doc__", "__firstlineno__", "__static_attributes__")
 
@@ -65,8 +62,8 @@ def attributes_stored(code: types.CodeType, instance: str) -> set[str]:
                 continue
             receiver = i - 1
             if instructions[receiver].opname in ("SWAP", "ROT_TWO"):  # such as `self.x += 1`
-                # The object is loaded, copied, and its attribute is read.
-                while receiver > 2 and instructions[receiver].argval != instruction.argval:
+                # The object is loaded, copied, and its attribute is read at the same position.
+                while receiver > 2 and not _reads_same(instructions[receiver], instruction):
                     receiver -= 1
                 receiver -= 2
             if not instance or _loaded_variable(instructions[receiver]) != instance:
@@ -74,27 +71,8 @@ def attributes_stored(code: types.CodeType, instance: str) -> set[str]:
     return names
 
 
-def names_of_filled(code: types.CodeType) -> set[str]:
-    """Return the names of variables and attributes whose items or attributes code sets or adds.
-
-    Of a line such as `TABLE[key] = SCALE`, these are all names that it reads. A global that code
-    sets counts too.
-    """
-    names: set[str] = set()
-    for each in codes_in(code):
-        names_by_line: dict[int | None, list[str]] = {}
-        for instruction in dis.get_instructions(each):
-            line = instruction.positions.lineno if instruction.positions else None
-            read = names_by_line.setdefault(line, [])
-            if instruction.opname in ("STORE_SUBSCR", "STORE_ATTR"):
-                names.update(read)
-            elif instruction.opname == "STORE_GLOBAL":
-                names.add(instruction.argval)
-            elif instruction.argval in _FILLING_METHODS:
-                names.update(read[-1:])
-            elif instruction.opname in (*READS_GLOBAL, "LOAD_DEREF", "LOAD_ATTR"):
-                read.append(instruction.argval)
-    return names
+def _reads_same(one: dis.Instruction, other: dis.Instruction) -> bool:
+    return one.opname == "LOAD_ATTR" and one.positions == other.positions
 
 
 def _loaded_variable(instruction: dis.Instruction) -> str:
@@ -156,9 +134,8 @@ def function_of_member(member: Any) -> types.FunctionType | None:
 
 
 def path_of(item: Any) -> str:
-    """Return the path of a class or function, the same in all processes of a study."""
-    module = item.__module__
-    return f"{MAIN[0] if module in MAIN else module}.{item.__qualname__}"
+    """Return the path of a class or function."""
+    return f"{item.__module__}.{item.__qualname__}"
 
 
 def is_importable(item: Any) -> bool:

@@ -6,21 +6,23 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from lit_dps.core.config import StorageConfig
-from lit_dps.core.environment import Environment
+from lit_dps.core.environment import UNKNOWN, Environment
 from lit_dps.core.errors import UserError
+from lit_dps.core.exit_codes import ExitCode
 from lit_dps.parallel import fork_server as processes
 from lit_dps.parallel.process import StopRequest
 from lit_dps.storage.advice_store import AdviceStore
 from lit_dps.storage.database import open_storage
 from lit_dps.storage.stored_format import study_attributes
 from lit_dps.study.workers import work_in_processes
-from tests.e2e.commands import start
+from tests.e2e.commands import results, run_forked, start
 from tests.support.errors import error_line, refuses
 from tests.unit.advice.test_step_probe import with_module
 
@@ -70,7 +72,7 @@ def test_code_that_changed_is_named(call, tmp_path, monkeypatch, verb):
     monkeypatch.syspath_prepend(tmp_path)
     write(tmp_path, name)
     assert call("study", "c.yaml").code == 0
-    (tmp_path / f"{name}.py").write_text(MODULE.replace("1.0", "1.5"))
+    (tmp_path / f"{name}.py").write_text(MODULE.replace("1.0", "1.25"))
     if verb == "fit":
         done = call("fit", "--of", name, "--cell", "B=32")
         assert done.code == 0
@@ -80,7 +82,12 @@ def test_code_that_changed_is_named(call, tmp_path, monkeypatch, verb):
     AdviceStore(url, name).keep(
         environment=study_attributes(open_storage(url), name)["environments"][0]
     )
-    done = call(verb, "c.yaml", *(("--budget", "60s") if verb == "advise" else ()))
+    options = ("--budget", "60s") if verb == "advise" else ()
+    # The class in this process is not the code of the file: no study may store the file's hash.
+    done = call(verb, "c.yaml", "--study.name", "new", *options)
+    assert done.code == 2 and f"{name}.py" in error_line(done.err)
+    del sys.modules[name]
+    done = call(verb, "c.yaml", *options)
     assert done.code == 2 and f"{name}.py" in error_line(done.err)
 
 
@@ -114,6 +121,68 @@ def test_a_worker_that_imports_other_code_ends_the_study(tmp_path, monkeypatch):
     setup = dataclasses.replace(given, storage=storage, environment=environment)
     with refuses(None, ["tests/unit/advice/test_step_probe.py"], error=UserError):
         next(work_in_processes(setup, 1, StopRequest()))
+
+
+WRITES = """
+import time
+from pathlib import Path
+from lit_dps.module import ImageClassifier
+
+class Mine(ImageClassifier):
+    def __init__(self, checkpoint: str = "late.txt", **options):
+        super().__init__(**options)
+        self.checkpoint = checkpoint
+
+    def on_train_batch_end(self, *args):
+        if self.global_step > 30:
+            Path(self.checkpoint).write_text(str(time.time()))
+"""
+
+
+@pytest.mark.parametrize("verb", ["study", pytest.param("advise", marks=pytest.mark.long)])
+def test_a_file_that_trials_write_late_is_no_change(call, tmp_path, monkeypatch, verb):
+    """The first command has no file, the second one begins with what the first one wrote."""
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"writes_in_{verb}"
+    write(tmp_path, name)
+    (tmp_path / f"{name}.py").write_text(WRITES)
+    for trials in (1, 2, 3):
+        options = ("--goal.error", 0.001, "--study.trials", trials)
+        if verb == "advise":
+            options = ("--budget", f"{30 * trials}s")
+        done = call(verb, "c.yaml", *options)
+        assert done.code in (0, ExitCode.NO_RESULT), done.err
+    if verb == "study":
+        url = f"sqlite:///{tmp_path}/mlruns/study.db"
+        stored = study_attributes(open_storage(url), name)["environments"]
+        assert [each["sources"]["file late.txt"] for each in stored] == [UNKNOWN] * len(stored)
+
+
+EDITS = """
+import lit_dps.study.run as run
+from lit_dps.cli import main
+
+begin = run.open_run
+
+def edit_and_begin(*args):
+    with open("edited_for_ranks.py", "a") as file:
+        file.write("SCALE = 1\\n")
+    return begin(*args)
+
+if __name__ == "__main__":
+    run.open_run = edit_and_begin
+    ranks = ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
+    raise SystemExit(main(["study", "--config", "c.yaml", *ranks]))
+"""
+
+
+def test_a_rank_that_imports_other_code_ends_the_study(tmp_path):
+    write(tmp_path, "edited_for_ranks")
+    (tmp_path / "script.py").write_text(EDITS)
+    done = run_forked(tmp_path, ["script.py"])
+    assert done.returncode == 2, done.stderr
+    assert "rank 1: edited_for_ranks.py" in done.stderr
+    assert not results(tmp_path / "mlruns" / "study.db")
 
 
 def test_ranks_of_two_machines_with_different_code_are_refused(tmp_path, monkeypatch):

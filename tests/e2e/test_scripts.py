@@ -10,7 +10,6 @@ import pytest
 
 from lit_dps.core.errors import Unguarded
 from lit_dps.core.exit_codes import ExitCode
-from lit_dps.study.sources import GUARD_HINT
 from tests.e2e.commands import FAST, real, results, run_forked
 
 pytestmark = pytest.mark.slow
@@ -88,25 +87,21 @@ class Net(ImageClassifier):
             weight.data *= CONFIG["scale"]
 
 if __name__ == "__main__":
-    CONFIG["scale"] = torch.tensor(SCALE)
+    CONFIG["scale"] = torch.tensor(2.0)
     space = {"model.lr": {"low": 0.01, "high": 0.1}}
     study = lit_dps.study(
         Net, Digits, "val_error <= 0.9", [32], space, max_steps=8, check_interval=4, trials=1,
-        workers=1, trainer={"accelerator": "cpu", "devices": 2, "strategy": "ddp"},
+        trainer={"accelerator": "cpu", "strategy": "ddp"},
     )
-    print(len(study.trials), "trials")
+    print(len(study.trials), "trials of scale", float(CONFIG["scale"]))
 """
 
 
-def test_ranks_refuse_to_train_other_first_steps_than_the_script(tmp_path):
-    done = run_script(tmp_path, LATE_VALUE.replace("SCALE", "2.0"), real)
-    assert done.returncode != 0 and "trials" not in done.stdout
-    error = done.stderr.splitlines()[-1]
-    assert "rank 1" in error and "norm of the initial weights" in error and GUARD_HINT in error
-    assert not results(tmp_path / "mlruns" / "study.db")
-
-
 @pytest.mark.long
-def test_ranks_of_a_script_train_its_first_steps(tmp_path):
-    done = run_script(tmp_path, LATE_VALUE.replace("SCALE", "1.0"), real)
-    assert done.stdout.endswith("1 trials\n"), done.stderr
+def test_ranks_of_torchrun_run_the_whole_script(tmp_path):
+    """Without torchrun, `test_a_study_takes_objects_too` refuses ranks and workers."""
+    (tmp_path / "script.py").write_text(LATE_VALUE)
+    options = ["--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    done = real(tmp_path, ["-m", "torch.distributed.run", *options, "script.py"])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("1 trials of scale 2.0") == 2

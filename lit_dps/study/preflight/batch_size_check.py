@@ -14,6 +14,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lit_dps.core.environment import ROUNDING_OF_HALF
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.trial import Trial
 from lit_dps.engines.trial_settings import TrialSettings
@@ -25,7 +26,6 @@ from lit_dps.training.deterministic import full_float32
 
 # Largest relative difference between two sums of the same numbers in another order.
 ROUNDING = 1e-4
-ROUNDING_OF_HALF = 1e-2  # with less than 24 bits
 ABSOLUTE_ROUNDING = 1e-7
 # A difference is random if it is at most this multiple of the range of a metric over 6 validations
 # of one network. Normal values have a larger difference in 0.3 % of comparisons.
@@ -204,17 +204,18 @@ def _is_equal(one: float, two: float, rounding: float) -> bool:
 
 def _rounding(setup: StudySetup) -> float:
     """Return the largest relative difference that the precision of the trainer explains."""
-    return ROUNDING if _has_full_precision(setup.workload.trainer) else ROUNDING_OF_HALF
+    return ROUNDING if has_full_precision(setup.workload.trainer) else ROUNDING_OF_HALF
 
 
-def _has_full_precision(trainer: Mapping[str, Any]) -> bool:
+def has_full_precision(trainer: Mapping[str, Any]) -> bool:
+    """Return True if a trainer computes with at least 24 bits."""
     return str(trainer.get("precision") or "32").startswith(("32", "64"))
 
 
 def _in_full_precision(settings: TrialSettings) -> TrialSettings:
     """Return `settings`, or a copy whose trainer has 32 bits if it has less."""
     trainer = settings.workload.trainer
-    if _has_full_precision(trainer):
+    if has_full_precision(trainer):
         return settings
     workload = replace(settings.workload, trainer={**trainer, "precision": "32-true"})
     return replace(settings, workload=workload)

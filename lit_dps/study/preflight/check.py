@@ -36,6 +36,8 @@ from lit_dps.study.setup import StudySetup
 from lit_dps.training import PruningCallback
 from lit_dps.training.trainer_rules import check_trainer, overridden_arguments
 
+MODULE_HINT = "Put the classes and functions into a module of yours, and import it"
+
 
 class CheckedStudy(NamedTuple):
     """A study that passed its checks.
@@ -180,13 +182,51 @@ def check_configuration(setup: StudySetup) -> LightningDataModule:
     if ranks.started_by_torchrun() and setup.workers > 1:
         allowed = "1 under torchrun. Start torchrun once for each worker"
         raise ConfigError("study.workers", setup.workers, allowed)
+    _check_processes(setup)
     return _build_at_ends(setup)
+
+
+def _check_processes(setup: StudySetup) -> None:
+    """Check that the classes of a script or notebook train in its process.
+
+    Another process would run the script without its block `if __name__ == "__main__"`, which may
+    set values that the classes use. Ranks of torchrun run the whole script.
+
+    Raises:
+        ConfigError: for several workers, and for ranks that start here.
+    """
+    if ranks.started_by_torchrun() or not setup.local_classes:
+        return
+    allowed = f"1, because {_named(setup.local_classes)} of this script or notebook"
+    if setup.workers > 1:
+        raise ConfigError("study.workers", setup.workers, allowed, MODULE_HINT)
+    if setup.ranks > 1:
+        devices = setup.workload.trainer.get("devices")
+        hint = f"{MODULE_HINT}. Or start the script by torchrun"
+        raise ConfigError("trainer.devices", devices, allowed, hint)
+
+
+def _note_on_processes(setup: StudySetup) -> list[str]:
+    """Return a note if one worker is the default because of classes of a script or notebook."""
+    names = setup.local_classes
+    if not names or setup.study.workers is not None or ranks.started_by_torchrun():
+        return []
+    return [
+        f"One worker trains, because {_named(names)} of this script or notebook. {MODULE_HINT} "
+        f"if you want more workers, or lit-dps fit --of {setup.study.name}"
+    ]
+
+
+def _named(paths: Sequence[str]) -> str:
+    verb = "is" if len(paths) == 1 else "are"
+    return f"{', '.join(paths)} {verb}"
 
 
 def check_with_dry_run(setup: StudySetup) -> LightningDataModule:
     """Test plug-ins, run a study dry, and print the notes. Return the data module, set up."""
     notes = check_plug_ins(setup)
     data, notes_of_run = dry_run(setup)
+    notes += _note_on_processes(setup)
     for line in [*overridden_arguments(setup.workload.trainer), *notes, *notes_of_run]:
         print_wrapped(f"note: {line}")
     return data

@@ -150,7 +150,7 @@ def test_a_study_resumes_if_its_function_trains_the_same():
     settings["scale"], rate = 1.0, 2e-4
     with pytest.raises(StudyChanged) as caught:
         run(3)
-    assert caught.value.parts[0] == "model.rate"
+    assert caught.value.parts[0] == "the constant model.rate"
     assert len(run(3, accept_code_change=True).trials) == 3
 
 
@@ -173,34 +173,11 @@ def test_workers_of_the_section_study_count(run_config, section):
     assert "workers" not in run_config[-1]["study"]
 
 
-def test_workers_that_cannot_import_the_classes_are_refused(run_config):
-    def local(**options):
-        model = lambda lr=0.1: advised_user.Module(lr)  # noqa: E731
-        lit_dps.study(model, advised_user.Data, GOAL, [16], SPACE, **options)
-
-    with refuses("study.workers", 4):
-        local(study={"workers": 4})
-    local()
-    local(study={"workers": 1})
-    assert [config["study"]["workers"] for config in run_config] == [1, 1]
-
-
 def test_an_argument_in_the_section_study_is_refused(run_config):
     for key, value in {"trials": 4, "seed": 1, "name": "x", "space": {}}.items():
         with refuses(f"study.{key}", value):
             study("twice", study={key: value})
     assert not run_config
-
-
-def test_local_classes_are_named_with_the_command_that_needs_a_module(run_config, capsys):
-    lit_dps.study(
-        lambda lr=0.1: advised_user.Module(lr), advised_user.Data, GOAL, [16], SPACE, name="mine"
-    )
-    notes = capsys.readouterr().err
-    assert "lit_dps_objects.model." in notes and "lit-dps fit --of mine" in notes
-    assert "fit.yaml" not in notes
-    study("importable")
-    assert "lit-dps fit" not in capsys.readouterr().err
 
 
 def test_a_goal_object_keeps_the_defaults_of_a_study(run_config):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from lightning.pytorch import LightningModule
@@ -14,21 +12,16 @@ from lit_dps.core.environment import (
     COMPUTED,
     DATA,
     UNKNOWN,
-    Environment,
     changed_parts,
     changes_since,
     is_same_computed,
     versions_of,
-    with_key,
 )
-from lit_dps.core.errors import UserError
 from lit_dps.core.search_space import Choices, Range
 from lit_dps.pruning import Magnitude
 from lit_dps.study.first_steps import first_steps as steps_in
-from lit_dps.study.first_steps import refuse_other_first_steps
 from lit_dps.training.user_objects import config_of
 from lit_dps.training.workload import Workload
-from tests.support.errors import refuses
 from tests.support.setups import setup_of
 from tests.unit.engines.test_engine import quiet  # noqa: F401
 
@@ -83,8 +76,8 @@ class Manual(Net):
             optimizer.step()
 
 
-def setup(model=lambda lr=0.1: Net(lr), method="snip", **study):
-    """A study whose model only this process can make."""
+def setup(model=lambda lr=0.1: Net(lr), method="snip", arguments=None, **study):
+    """A study whose model only this process can make; with arguments of the data."""
     config = StudyConfig(
         name="s",
         **{
@@ -96,7 +89,8 @@ def setup(model=lambda lr=0.1: Net(lr), method="snip", **study):
         },
     )
     model = config_of("model", model).config
-    workload = Workload(model, {"class_path": "lit_dps.data.Digits"}, {"accelerator": "cpu"})
+    data = {"class_path": "lit_dps.data.Digits", "init_args": arguments or {}}
+    workload = Workload(model, data, {"accelerator": "cpu"})
     goal = {"error": 0.05, "check_interval": 5, "max_steps": 100}
     return setup_of(config, StorageConfig(), workload, goal, pruning={"method": method})
 
@@ -147,12 +141,6 @@ def test_other_first_steps_are_named_with_their_values(key, value, first):
     [words] = changes_since([before], now)
     for name in names:
         assert f"{now[COMPUTED][name][0]}, was {before[COMPUTED][name][0]}" in words
-    workers = setup()
-    environment = Environment(with_key(before, since=""))
-    with refuses(None, [words], error=UserError):
-        refuse_other_first_steps(replace(workers, environment=environment))
-    CONFIG.update(PLAIN)
-    refuse_other_first_steps(replace(workers, environment=environment))
 
 
 def test_a_study_with_more_cells_trains_the_stored_trial_again():
@@ -164,6 +152,27 @@ def test_a_study_with_more_cells_trains_the_stored_trial_again():
     other = {COMPUTED: first_steps(setup(**wider))}
     assert other[COMPUTED]["training loss"] != before[COMPUTED]["training loss"]
     assert changes_since([before], other) == []  # another trial
+
+
+def test_arguments_of_the_data_that_change_no_result_hide_no_other_width():
+    before = {COMPUTED: first_steps(setup(arguments={"root": "disk", "eval_batch_size": 64}))}
+    CONFIG["width"] = 5
+    drawn = ["norm of the trained weights", "training loss", "val_error"]
+    for arguments, is_drawn in (
+        ({"root": "other", "eval_batch_size": 64}, True),
+        ({"root": "disk", "eval_batch_size": 32}, False),
+    ):
+        now = {COMPUTED: first_steps(setup(arguments=arguments), [before])}
+        changed = changed_parts([before], now, COMPUTED)
+        assert changed == ["parameters", "norm of the initial weights", *(drawn * is_drawn)]
+
+
+def test_another_processor_compares_no_metric_of_the_goal(monkeypatch):
+    before = {COMPUTED: first_steps(setup(), hardware="A")}
+    CONFIG["share"] = 0.5
+    for hardware, changed in (("A", ["val_error"]), ("B", [])):
+        now = {COMPUTED: first_steps(setup(), [before], hardware=hardware)}
+        assert changed_parts([before], now, COMPUTED) == changed
 
 
 def test_each_value_of_an_axis_of_the_model_has_first_steps():
@@ -266,6 +275,12 @@ def test_another_processor_may_round_differently():
     ):
         assert is_same_computed(loss, [value, value, "trial", processor]) == is_same
     assert is_same_computed(loss, [far, far, "another trial", "processor"])
+    for precision, is_same in (("", False), (", half precision", True)):
+        half = [far, far, "trial", f"other{precision}"]
+        assert is_same_computed([*loss[:3], f"processor{precision}"], half) == is_same
+    norm = ["nan", "a hash", "trial", "processor"]
+    assert is_same_computed(norm, ["nan", "another", "trial", "other"])
+    assert not is_same_computed(norm, ["2.3", "another", "trial", "other"])
     parameters = ["1000 (shapes a)", "a", "trial", "processor"]
     assert not is_same_computed(parameters, ["1001 (shapes b)", "b", "trial", "other"])
     texts = ['{"lr": 1, "beta": 2}', '{"lr": 1, "new": 2}', '{"lr": 2}']

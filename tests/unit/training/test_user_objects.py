@@ -259,7 +259,7 @@ def test_advice_for_objects_is_that_of_the_command(tmp_path, monkeypatch, capsys
         lit_dps.advise(advised_user.Module, goal=goal, budget="1s")
 
 
-def test_a_study_takes_objects_too(tmp_path, monkeypatch):
+def test_a_study_takes_objects_too(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     config = {
         "model": lambda lr=0.1: advised_user.Module(lr),
@@ -271,7 +271,12 @@ def test_a_study_takes_objects_too(tmp_path, monkeypatch):
     config["study"]["space"] = {"model.lr": {"low": 0.09, "high": 0.11}}
     with refuses("study.workers", 2):
         lit_dps.run({**config, "study": {**config["study"], "workers": 2}})
+    trainer = {"accelerator": "cpu", "devices": 2, "strategy": "ddp"}
+    with refuses("trainer.devices", 2):
+        lit_dps.run({**config, "trainer": trainer})
     study = lit_dps.run(config)
+    [note] = [line for line in capsys.readouterr().err.splitlines() if "worker" in line]
+    assert "lit_dps_objects.model" in note and "lit-dps fit --of s" in note
     assert study.cells["k_star"].tolist() == [50]  # 0.95 (1600 / 64 + 25) = 47.5, checked every 5
 
 
