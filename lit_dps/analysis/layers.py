@@ -98,9 +98,10 @@ def collapse_rows(layers: pd.DataFrame) -> pd.DataFrame:
     """Return one row a way of pruning and sparsity, from `layer_rows`.
 
     Columns: further axes, sparsity, samples, kept (the share of all layers' weights, the mean over
-    the samples: less than 1 - sparsity if that counts nodes), least (the least share of a layer that
-    any sample keeps), layer (of that share), empty (a lower bound of the samples with empty layers),
-    collapses (the first sparsity at which a sample has an empty layer; missing without any).
+    the samples: less than 1 - sparsity if that counts nodes), least (the least share of a layer
+    that any sample keeps), layer (of that share), empty (a lower bound of the samples with empty
+    layers), collapses (the first sparsity at which a sample has an empty layer; missing without
+    any).
     """
     ways = columns_before(layers, "layer")[1:]
     groups: Any = [((), layers)]
