@@ -39,6 +39,7 @@ class CellSummary:
         undetermined_points: Trials that are skipped, since their costs are unknown
             (`StudyRecord.undetermined_points`): the lowest cost that each may have.
         may_be_lower: Whether K* may be lower, because of undetermined trials.
+        may_have_k_star: Whether the K* of the cell is unknown, because of undetermined trials.
         is_at_first_check: Whether K* is at the first check that can meet the goal.
         has_few_trials: Whether K* is of less than half of the declared trials. A search proceeds to
             better rates, so K* of few trials is too high. Failed trials have no result, since they
@@ -58,6 +59,7 @@ class CellSummary:
     is_upper_bound: bool
     undetermined_points: Mapping[int, Cost]
     may_be_lower: bool
+    may_have_k_star: bool
     is_at_first_check: bool
     has_few_trials: bool
     check_cost: Cost
@@ -132,6 +134,7 @@ def _summarize_cell(record: StudyRecord, cell: Cell) -> CellSummary:
         is_upper_bound=may_be_lower or is_first or has_few_trials,
         undetermined_points=undetermined,
         may_be_lower=may_be_lower,
+        may_have_k_star=k_star is None and bool(undetermined),
         is_at_first_check=is_first,
         has_few_trials=has_few_trials,
         check_cost=check_cost,

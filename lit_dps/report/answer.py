@@ -92,6 +92,8 @@ def _is_pending(study: Analysis, series: Series) -> bool:
 
 def _only_k_star(study: Analysis, series: Series) -> str:
     """Return that one batch size of a series has a K* and the others have none."""
+    if any(summary.may_have_k_star for summary in study.cells_by_series[series]):
+        return f"{_unknown_trials(study)}, so other batch sizes may have a K*."
     if _is_pending(study, series):
         return "No other batch size has a K* yet."
     if study.record.statistic.needed_trials > 1:
@@ -107,6 +109,8 @@ def _rows_of(study: Analysis, series: Series) -> list[Row]:
 def _without_k_star(study: Analysis, series: Series) -> str:
     """Return why a series without K* has no recommendation."""
     cells = study.cells_by_series[series]
+    if any(summary.may_have_k_star for summary in cells):
+        return f"No recommendation. {_unknown_trials(study)}."
     if not any(summary.trials for summary in cells):
         if any(summary.counts[Status.FAILED] for summary in cells):
             return "No recommendation: all trials that ended failed."
@@ -117,6 +121,12 @@ def _without_k_star(study: Analysis, series: Series) -> str:
         yet = " yet"
     reached = f"{study.record.statistic.too_few} reached {goal} within {goal.budget_text}{yet}"
     return f"No recommendation: {reached}."
+
+
+def _unknown_trials(study: Analysis) -> str:
+    """Return that undetermined trials may have reached the goal, in a sentence without its end."""
+    reached = f"reached {study.record.goal}"
+    return f"It is unknown which trials {reached}, because their validations stopped early"
 
 
 def _without_times(study: Analysis, series: Series, rows: Sequence[Row]) -> str:

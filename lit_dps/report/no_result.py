@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from lit_dps.analysis.summary import CellSummary, movable_ends
@@ -61,13 +61,14 @@ def ended_without_result(cells: Sequence[CellSummary]) -> bool:
 
 def have_failed(summary: CellSummary) -> bool:
     """Return True if trials of a cell ended and each one failed."""
-    return summary.counts[Status.FAILED] > 0 and not summary.trials
+    ended = len(summary.trials) + len(summary.undetermined_points)
+    return summary.counts[Status.FAILED] > 0 and not ended
 
 
 def have_diverged(summary: CellSummary) -> bool:
     """Return True if trials of a cell ended without an error and each one diverged."""
-    trials = len(summary.trials)
-    return trials > 0 and summary.counts[Status.INFEASIBLE] == trials
+    ended = len(summary.trials) + len(summary.undetermined_points)
+    return ended > 0 and summary.counts[Status.INFEASIBLE] == ended
 
 
 def best_validation(goal: Goal, trials: Sequence[TrialResult]) -> BestValidation | None:
@@ -112,8 +113,13 @@ def missed_text(goal: Goal, cell: CellSummary) -> str:
 
 
 def is_without_k_star(cells: Sequence[CellSummary]) -> bool:
-    """Return True if trials of a study have ended and no cell has a K*."""
-    return any(cell.trials for cell in cells) and all(cell.best is None for cell in cells)
+    """Return True if trials of a study have ended and surely no cell has a K*."""
+    return any(cell.trials for cell in cells) and have_no_k_star(cells)
+
+
+def have_no_k_star(cells: Iterable[CellSummary]) -> bool:
+    """Return True if no cell has a K*, nor may have one because of undetermined trials."""
+    return all(cell.best is None and not cell.may_have_k_star for cell in cells)
 
 
 def no_result_lines(record: StudyRecord, cells: Sequence[CellSummary]) -> list[str]:

@@ -182,7 +182,7 @@ def _reason_without_k_star(summary: CellSummary) -> str:
     """Return in short why a cell has no K*."""
     if summary.pending:
         return "unfinished"
-    if summary.undetermined_points:
+    if summary.may_have_k_star:
         return "unknown"
     if have_failed(summary):
         return "failed"

@@ -396,9 +396,9 @@ def local_text(study: Analysis, width: int | None = None) -> str:
 # What `--show` names, in the order of the report. The report page has all sections, and table.txt
 # all without times.
 SECTIONS = {
-    "answer": Section(answer_text, "no trial has reached the goal"),
+    "answer": Section(answer_text, "no cell has a K*"),
     "cells": Section(table_and_law),
-    "repeats": Section(repeats_section, "study.repeats is 0, or no trial has reached the goal"),
+    "repeats": Section(repeats_section, "study.repeats is 0, or no cell has a K*"),
     "critical": Section(
         critical_text,
         "fewer than two definitions of the critical batch size have a value; critical.csv has the "

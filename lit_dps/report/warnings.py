@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.summary import CellSummary, can_move
 from lit_dps.core.unit import SECONDS
-from lit_dps.report.no_result import have_diverged, have_failed, missed_text
+from lit_dps.report.no_result import have_diverged, have_failed, have_no_k_star, missed_text
 from lit_dps.report.notes import Level, Note, Values, first_names, lines_of
 from lit_dps.report.pruning_notes import PRUNING
 from lit_dps.report.repeats import REPEATS
@@ -42,8 +42,8 @@ def k_star_by_clock(study: Analysis) -> Iterator[Values]:
 
 
 def no_k_star(study: Analysis) -> Iterator[Values]:
-    """Hold if no cell has a K*."""
-    if len(_without_k_star(study)) == len(study.cells):
+    """Hold if surely no cell has a K*."""
+    if have_no_k_star(study.cells):
         yet = ""
         if _total(study, "pending"):
             yet = " yet"
@@ -53,12 +53,11 @@ def no_k_star(study: Analysis) -> Iterator[Values]:
 
 def missing_k_star(study: Analysis) -> Iterator[Values]:
     """Yield cells in which too few trials reached the goal, with the best values there."""
-    without = _without_k_star(study)
     missing = []
-    for cell in without:
+    for cell in _without_k_star(study):
         if not (cell.pending or have_failed(cell) or have_diverged(cell)):
             missing.append(cell)
-    if not missing or len(without) == len(study.cells):
+    if not missing or have_no_k_star(study.cells):
         return
     reached = []
     for cell in missing:
@@ -81,10 +80,9 @@ def failed_cells(study: Analysis) -> Iterator[Values]:
 
 
 def diverged_cells(study: Analysis) -> Iterator[Values]:
-    """Yield the cells in which each trial diverged, if other cells have a K*."""
-    without = _without_k_star(study)
-    cells = [cell for cell in without if not cell.pending and have_diverged(cell)]
-    if cells and len(without) < len(study.cells):
+    """Yield the cells in which each trial diverged, if other cells have or may have a K*."""
+    cells = [cell for cell in _without_k_star(study) if not cell.pending and have_diverged(cell)]
+    if cells and not have_no_k_star(study.cells):
         yield _named(study, cells)
 
 
@@ -96,8 +94,8 @@ def _named(study: Analysis, cells: Sequence[CellSummary]) -> Values:
 
 
 def _without_k_star(study: Analysis) -> list[CellSummary]:
-    """Return the cells without a K*: too few of their trials reached the goal."""
-    return [cell for cell in study.cells if cell.best is None]
+    """Return the cells in which too few trials reached the goal for a K*."""
+    return [cell for cell in study.cells if cell.best is None and not cell.may_have_k_star]
 
 
 def pending_trials(study: Analysis) -> Iterator[Values]:
@@ -250,8 +248,8 @@ RESULTS = (
     ),
     Note(
         undetermined_trials,
-        "It is unknown when {count} of {declared} trials met {goal}: set goal.early_reject false "
-        "in a new study.",
+        "It is unknown whether and when {count} of {declared} trials met {goal}: set "
+        "goal.early_reject false in a new study.",
         "Their validation stopped early at the study's own goals.{consequence}",
         Level.WRONG,
     ),

@@ -10,17 +10,30 @@ import pytest
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.goal import Goal
-from lit_dps.core.trial import Cell, Status
+from lit_dps.core.trial import Cell, Series, Status
+from lit_dps.report.answer import recommendation, recommendation_sentences
 from lit_dps.report.no_result import (
     advice,
     best_validation,
     ended_without_result,
+    have_diverged,
+    have_failed,
+    have_no_k_star,
     is_without_k_star,
     missed_text,
     no_result_lines,
 )
+from lit_dps.report.result_table import marks
 from lit_dps.report.screen import screen
-from lit_dps.report.warnings import study_notes
+from lit_dps.report.warnings import (
+    diverged_cells,
+    failed_cells,
+    missing_k_star,
+    no_k_star,
+    pending_trials,
+    study_notes,
+    undetermined_trials,
+)
 from tests.support.texts import numbers_in
 from tests.unit.analysis.test_answer import record, trial
 
@@ -134,3 +147,53 @@ def test_a_single_cell_without_k_star_says_what_it_reached():
     assert reached.startswith(f"{Cell(8)}: ") and numbers_in(reached) == [0.2, 200]
     missing = study_notes(Analysis(found))[0]
     assert numbers_in(missing)[:2] == [1, 2] and reached in missing
+
+
+def at_further_goal(*cells):
+    """A study at B = 4, 8, ... whose goal of 0.1 is raised to 0.3."""
+    return Analysis(record({4 * 2**i: list(trials) for i, trials in enumerate(cells)})).at_goal(0.3)
+
+
+def test_a_further_goal_that_undetermined_trials_may_have_met_is_unknown():
+    """A validation of 0.2 that stopped early is a bound: its true value may miss 0.3."""
+    undetermined = [missed(8, i, [0.2, 0.2], exact=[0, 0]) for i in range(3)]
+    mixed = [missed(4, i, [math.nan], Status.INFEASIBLE) for i in range(2)]
+    mixed.append(missed(4, 2, [0.2], exact=[0]))
+    study = at_further_goal(mixed, undetermined)
+    assert not have_no_k_star(study.cells) and not is_without_k_star(study.cells)
+    assert not any(have_diverged(cell) or have_failed(cell) for cell in study.cells)
+    assert recommendation(study, Series()).startswith("No recommendation. It is unknown which")
+    assert [marks(study, cell) for cell in study.cells] == [["unknown"], ["unknown"]]
+    for note in (no_k_star, missing_k_star, diverged_cells, failed_cells, pending_trials):
+        assert [*note(study)] == []
+    (note,) = undetermined_trials(study)
+    assert (note["count"], note["declared"]) == (4, 6)
+    text = screen(study)
+    assert "diverged" not in text and "No trial" not in text and "max_steps" not in text
+
+
+def test_a_cell_that_surely_missed_a_further_goal_is_named_beside_unknown_cells():
+    undetermined = [missed(4, i, [0.2], exact=[0]) for i in range(3)]
+    missing = [missed(8, i, [0.5, 0.4]) for i in range(3)]
+    diverged = [missed(16, i, [math.nan], Status.INFEASIBLE) for i in range(3)]
+    study = at_further_goal(undetermined, missing, diverged)
+    (note,) = missing_k_star(study)
+    assert (note["count"], note["cells"]) == (1, 3) and "B=8" in str(note["best"])
+    (note,) = diverged_cells(study)
+    assert (note["count"], note["names"]) == (1, str(Cell(16)))
+    assert [marks(study, cell) for cell in study.cells] == [
+        ["unknown"],
+        ["goal not reached"],
+        ["diverged"],
+    ]
+
+
+def test_an_unknown_cell_may_have_a_k_star_beside_the_only_known_one():
+    known = [trial(4, i, 100, 1.0) for i in range(3)]
+    for result in known:
+        result.curve["val_error"][-1] = 0.05
+    undetermined = [missed(8, i, [0.2], exact=[0]) for i in range(3)]
+    study = at_further_goal(known, undetermined)
+    sentences = recommendation_sentences(study, Series())
+    assert any("may have a K*" in sentence for sentence in sentences)
+    assert not any("No other batch size" in sentence for sentence in sentences)
