@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lit_dps.analysis.tables import fitted
@@ -27,6 +28,9 @@ from lit_dps.readings.lipschitz import gammas
 from lit_dps.study.noise import MAX_SECONDS
 from lit_dps.study.setup import StudySetup
 
+# Heads of the columns of times.
+AT_MOST = "time at most"
+EXPECTED = "time expected"
 # Columns that are left out, in this order, until the table fits the terminal.
 _LESS_NEEDED = ("one validation", "validations", "one step", "steps", "trials")
 
@@ -46,7 +50,8 @@ def forecast(setup: StudySetup, width: int = WIDTH) -> str:
     results = {}
     if record is not None:
         results = record.results
-        setup = setup.with_stored_trials(record)
+        # A stored study may race its trials by a larger factor, which is kept.
+        setup = setup.with_stored_trials(record).with_study(race_factor=record.race_factor)
     points = setup.remaining_points(results)
     timing = measure(setup)
     lines = [
@@ -126,18 +131,21 @@ class _Remaining:
         check_interval: Steps between two validations.
         timing: How long things take here.
         workers: Trials that run at a time.
+        stack_size: The trials that a worker trains at once at most.
         trials, repeats: The trials and the repeats that remain, by cell.
-        most_training: Seconds that a trial trains at most, by cell, if the goal limits them.
-        columns: The heads of the times, and the steps of a run that each is for.
+        most_training: Seconds that a trial trains at most from a start, by cell, if the goal limits
+            them.
+        heads: The heads of the times.
     """
 
     check_interval: int
     timing: Timing
     workers: int
+    stack_size: int
     trials: Mapping[Cell, Runs]
     repeats: Mapping[Cell, Runs]
     most_training: Mapping[Cell, float]
-    columns: Mapping[str, Callable[[Runs], float]]
+    heads: Sequence[str]
 
     @property
     def has_trials(self) -> bool:
@@ -149,46 +157,101 @@ class _Remaining:
 
     @property
     def pruned(self) -> int:
-        """The number of sparse trials and repeats. Each prunes its network at most once."""
+        """The number of sparse trials and repeats, which prune their networks."""
         count = 0
         for cell, runs in [*self.trials.items(), *self.repeats.items()]:
             if cell.sparsity > 0:
                 count += runs.count
         return count
 
-    def row(self, name: str, runs: Iterable[tuple[Cell, Runs]], other: float = 0.0) -> dict:
-        """Return a row of the table: the sums over some runs of cells.
+    def row(
+        self,
+        name: str,
+        trials: Mapping[Cell, Runs],
+        repeats: Mapping[Cell, Runs],
+        parts: Sequence[Callable[[Cell, Runs, str], float]],
+    ) -> dict:
+        """Return a row of the table: the sums over some trials and repeats.
 
         Args:
             name: The row's first entry.
-            runs: The cells, with their runs.
-            other: Seconds to add.
+            trials, repeats: Those that count.
+            parts: Functions that return seconds of a run, such as `run_seconds`.
         """
-        runs = list(runs)
-        steps = sum(each.count * each.most_steps for _, each in runs)
+        runs = [*trials.values(), *repeats.values()]
+        steps = sum(each.count * each.most_steps for each in runs)
         row = {
             "B": name,
-            "trials": f"{sum(each.count for _, each in runs):,}",
+            "trials": f"{sum(each.count for each in runs):,}",
             "steps": f"{steps:,.0f}",
             "validations": f"{steps / self.check_interval:,.0f}",
             "one step": "",
             "one validation": "",
         }
-        for head, steps_of in self.columns.items():
-            seconds = other
-            for cell, each in runs:
-                seconds += each.count * self._run_seconds(cell, steps_of(each))
-            row[head] = format_duration(seconds / self.workers)
+        for head in self.heads:
+            of_trials = _sums(trials, head, parts)
+            of_repeats = _sums(repeats, head, parts)
+            row[head] = format_duration(self._seconds(head, of_trials, of_repeats))
         return row
 
-    def _run_seconds(self, cell: Cell, steps: float) -> float:
-        """Return the seconds of a run of some steps, without pruning."""
+    def _seconds(self, head: str, trials: _Sums, repeats: _Sums) -> float:
+        """Return the seconds in which the workers run some trials and repeats.
+
+        At most, the longest trial begins last. A worker without work ends although trials of other
+        workers run. So one worker may run all repeats that follow trials.
+        """
+        if head == EXPECTED:
+            return (trials.total + repeats.total) / self.workers
+        serial = repeats.total
+        shared = trials
+        if not self.has_trials:
+            serial, shared = 0.0, repeats
+        last = min(shared.total, self.stack_size * shared.longest)
+        return shared.total / self.workers + (1 - 1 / self.workers) * last + serial
+
+    def run_seconds(self, cell: Cell, runs: Runs, head: str) -> float:
+        """Return the seconds of a run, without pruning."""
+        steps, starts = _steps_and_starts(runs, head)
         training = steps * self.timing.step.at(cell.batch_size)
-        training = min(training, self.most_training.get(cell, math.inf))
-        validations = steps / self.check_interval
-        return (
-            self.timing.start + training + validations * self.timing.check.at(1 / cell.batch_size)
-        )
+        training = min(training, starts * self.most_training.get(cell, math.inf))
+        validations = steps / self.check_interval * self.timing.check.at(1 / cell.batch_size)
+        return starts * self.timing.start + training + validations
+
+    def pruning_seconds(self, cell: Cell, runs: Runs, head: str) -> float:
+        """Return the seconds in which a run prunes its network."""
+        if cell.sparsity == 0:
+            return 0.0
+        _, starts = _steps_and_starts(runs, head)
+        return starts * self.timing.pruning
+
+
+def _steps_and_starts(runs: Runs, head: str) -> tuple[float, int]:
+    """Return the steps and the starts of a run in a column of times."""
+    if head == EXPECTED and runs.expected_steps is not None:
+        return runs.expected_steps, 1
+    return runs.most_steps, runs.starts
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Seconds of some runs: of all together, and of the longest one."""
+
+    total: float
+    longest: float
+
+
+def _sums(
+    runs: Mapping[Cell, Runs], head: str, parts: Sequence[Callable[[Cell, Runs, str], float]]
+) -> _Sums:
+    """Return the seconds of runs in a column of times."""
+    total = 0.0
+    longest = 0.0
+    for cell, of_cell in runs.items():
+        if of_cell.count:
+            seconds = sum(part(cell, of_cell, head) for part in parts)
+            total += of_cell.count * seconds
+            longest = max(longest, seconds)
+    return _Sums(total, longest)
 
 
 def study_table(
@@ -217,6 +280,7 @@ def study_table(
     interval = goal.check_interval
     most_steps = {}
     with_pauses = {}
+    starts = {}
     most_training = {}
     for cell in points:
         schedule = setup.batch.with_axes(cell.axes).build()
@@ -226,18 +290,22 @@ def study_table(
         reached = [pause for pause in pauses if pause < steps]
         most_steps[cell] = steps
         with_pauses[cell] = steps + sum(reached)
+        starts[cell] = len(reached) + 1
         if goal.max_seconds is not None:
             # A run ends at the first validation after its seconds are spent.
-            seconds = goal.max_seconds + interval * timing.step.at(cell.batch_size)
-            most_training[cell] = (len(reached) + 1) * seconds
-    trials = remaining_trials(points, with_pauses, basis, ratio)
+            most_training[cell] = goal.max_seconds + interval * timing.step.at(cell.batch_size)
+    trials = {}
+    for cell, runs in remaining_trials(points, with_pauses, basis, ratio).items():
+        trials[cell] = dataclasses.replace(runs, starts=starts[cell])
     repeats = remaining_repeats(plan, points, most_steps, record, basis, ratio)
-    columns = {"time at most": lambda runs: runs.most_steps}
+    heads = [AT_MOST]
     if any(runs.expected_steps is not None for runs in trials.values()):
-        columns["time expected"] = lambda runs: runs.expected_steps
+        heads.append(EXPECTED)
     count = sum(runs.count for runs in [*trials.values(), *repeats.values()])
     workers = min(setup.workers, max(1, count))
-    remaining = _Remaining(interval, timing, workers, trials, repeats, most_training, columns)
+    remaining = _Remaining(
+        interval, timing, workers, setup.stack_size, trials, repeats, most_training, heads
+    )
     lines = fitted(_rows(remaining), _LESS_NEEDED, width)
     if not count:
         return [*lines, "", "all trials and repeats have finished"]
@@ -255,22 +323,23 @@ def _rungs(setup: StudySetup) -> Sequence[float]:
 
 def _rows(remaining: _Remaining) -> list[dict[str, str]]:
     """Return the rows of the table: batch sizes, repeats, pruning, the total."""
-    trials, repeats = remaining.trials.items(), remaining.repeats.items()
+    trials, repeats = remaining.trials, remaining.repeats
     timing = remaining.timing
+    training = [remaining.run_seconds]
+    pruning = [remaining.pruning_seconds]
     rows = []
     for batch_size in sorted({cell.batch_size for cell in remaining.trials}):
-        cells = [item for item in trials if item[0].batch_size == batch_size]
-        row = remaining.row(str(batch_size), cells)
+        cells = {cell: runs for cell, runs in trials.items() if cell.batch_size == batch_size}
+        row = remaining.row(str(batch_size), cells, {}, training)
         row["one step"] = format_duration(timing.step.at(batch_size))
         row["one validation"] = format_duration(timing.check.at(1 / batch_size))
         rows.append(row)
     if remaining.has_repeats:
-        rows.append(remaining.row("repeats", repeats))
-    pruning_seconds = remaining.pruned * timing.pruning
+        rows.append(remaining.row("repeats", {}, repeats, training))
     if remaining.pruned:
-        row = remaining.row("pruning", [], pruning_seconds)
+        row = remaining.row("pruning", trials, repeats, pruning)
         rows.append(row | {"trials": f"{remaining.pruned:,}", "steps": "", "validations": ""})
-    rows.append(remaining.row("total", [*trials, *repeats], pruning_seconds))
+    rows.append(remaining.row("total", trials, repeats, [*training, *pruning]))
     return rows
 
 
@@ -287,8 +356,10 @@ def _explain(setup: StudySetup, remaining: _Remaining, basis: str) -> list[str]:
         if _rungs(setup):
             pauses = ", ".join(map("{:,}".format, _rungs(setup)))
             ends = f"restarts from its first step after each rung ({pauses} steps), then {ends}"
+        if remaining.workers > 1:
+            ends += "; the longest trial begins last"
         lines.append(f"at most: every trial {ends}")
-        if "time expected" in remaining.columns:
+        if EXPECTED in remaining.heads:
             steps = sum(
                 runs.count * (runs.expected_steps or 0) for runs in remaining.trials.values()
             )
@@ -300,12 +371,14 @@ def _explain(setup: StudySetup, remaining: _Remaining, basis: str) -> list[str]:
             )
     if remaining.has_repeats:
         text = "repeats, at most: every repeat runs to max_steps"
+        if remaining.has_trials and setup.workers > 1:
+            text = "repeats, at most: one worker runs all repeats, each to max_steps"
         if setup.study.repeat_plan.slack is not None:
             text += f", or to {setup.study.repeat_plan.slack:g} x K* if its cell has one"
         lines.append(text)
     if remaining.pruned:
         lines.append(
-            "pruning: each sparse trial prunes its network once; trials that share scores take "
-            "less time"
+            "pruning: each sparse trial prunes its network at each start; trials that share scores "
+            "take less time"
         )
     return lines

@@ -28,8 +28,12 @@ _SHARED_BY_PROBES = ("model", "data", "goal", "pruning", "optim", "local", "batc
 
 
 def stored_record(setup: StudySetup) -> StudyRecord | None:
-    """Return what is stored of a study; None without anything."""
-    return _read(setup.storage.optuna_url, setup.study.name)
+    """Return what is stored of a study; None without anything.
+
+    Trials and repeats end at the factors of this run, if these are larger than the stored ones.
+    """
+    study = setup.study
+    return _read(setup.storage.optuna_url, study.name, study.race_factor, study.repeat_slack)
 
 
 def nearest_record(setup: StudySetup, record: StudyRecord | None) -> StudyRecord | None:
@@ -123,14 +127,16 @@ def _has_result(record: StudyRecord) -> bool:
     return any(record.results_without_failed(cell) for cell in record.cells)
 
 
-def _read(url: str, name: str) -> StudyRecord | None:
-    """Return a stored study; None if it is not stored."""
+def _read(
+    url: str, name: str, min_race_factor: float | None = 0.0, min_repeat_slack: float | None = 0.0
+) -> StudyRecord | None:
+    """Return a stored study (`read_study`); None if it is not stored."""
     file = sqlite_file(url)
     if file is not None and not file.exists():
         return None
     if name not in list_studies(url):
         return None
-    return read_study(url, name)
+    return read_study(url, name, min_race_factor=min_race_factor, min_repeat_slack=min_repeat_slack)
 
 
 Points = Mapping[Cell, Collection[int]]  # the points of each cell that are still to run
@@ -144,11 +150,13 @@ class Runs:
         count: Their number.
         most_steps: The optimizer steps that each of them takes at most.
         expected_steps: The steps that each of them is expected to take; None if it is unknown.
+        starts: How often each of them starts at most: once, and again after each rung.
     """
 
     count: int
     most_steps: float
     expected_steps: float | None = None
+    starts: int = 1
 
 
 def remaining_trials(

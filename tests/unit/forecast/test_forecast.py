@@ -13,12 +13,12 @@ from lit_dps.core.record import StudyRecord
 from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.text import WIDTH, format_duration
 from lit_dps.core.trial import Cell, TrialResult
-from lit_dps.forecast.forecast import study_table
+from lit_dps.forecast.forecast import forecast, study_table
 from lit_dps.forecast.remaining import Runs, remaining_repeats, remaining_trials
 from lit_dps.forecast.step_times import Line, Timing
 from lit_dps.study.probe_run import RunTimes
 from lit_dps.training.workload import Workload
-from tests.support.fake_study import analysis_of, result
+from tests.support.fake_study import analysis_of, result, write_study
 from tests.support.setups import setup_of
 
 POINTS = {Cell(2, 0.0): {0, 1, 2}, Cell(8, 0.0): {2}, Cell(2, 0.9): {0, 1, 2}, Cell(8, 0.9): {1, 2}}
@@ -180,38 +180,73 @@ def test_the_table_counts_repeats():
 
 def test_each_sparse_trial_and_repeat_prunes_its_network():
     rows, told = table(sparsities=[0.0, 0.9], repeats=5, repeat_points=2, workers=2)
-    assert rows["pruning"] == ["26", format_duration(26 * 3.0 / 2)]
-    assert rows["total"][-1] == format_duration((26 * TRIAL_2 + 26 * TRIAL_64 + 26 * 3.0) / 2)
+    # Two workers share 12 trials, the longest one begins last, and one worker runs 40 repeats.
+    assert rows["pruning"] == ["26", format_duration(6 * 3.0 / 2 + 3.0 / 2 + 20 * 3.0)]
+    trials = 6 * TRIAL_2 + 6 * TRIAL_64 + 6 * 3.0
+    repeats = 20 * TRIAL_2 + 20 * TRIAL_64 + 20 * 3.0
+    seconds = trials / 2 + (TRIAL_64 + 3.0) / 2 + repeats
+    assert rows["total"][-1] == format_duration(seconds)
     assert told[-1].startswith("pruning")
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 100])
-def test_the_table_is_as_wide_as_the_terminal_and_names_what_it_omits(width):
-    asked = {"repeats": 5, "repeat_points": 2}
-    lines = table_lines(width=width, **asked)
-    head = lines[0].split("  ")
-    narrow = lines[: lines.index("")]
-    assert max(map(len, narrow)) <= width
-    assert "time at most" in lines[0] and head[-1] == "time at most"
-    omitted = [line for line in narrow if line.startswith("Not shown at this width")]
-    wide = table_lines(width=200, **asked)
-    assert len(omitted) == (width < len(wide[0])) and "one validation" in wide[0]
-    if omitted:
-        assert "one validation" in omitted[0] and "one validation" not in lines[0]
-    (total,) = [line for line in narrow if "total" in line]
-    assert total.split()[-2:] == wide[wide.index("") - 1].split()[-2:]
+def test_trials_that_do_not_divide_evenly_among_workers_take_longer():
+    """Three trials of two workers take at least as long as two of them."""
+    rows, _ = table(workers=2)
+    assert (
+        rows["64"][-1] == format_duration(2 * TRIAL_64) == format_duration(1.5 * TRIAL_64 * 4 / 3)
+    )
 
 
-def test_without_repeats_or_sparse_cells_the_table_has_no_row_of_them():
-    rows, told = table()
-    assert not {"repeats", "pruning"} & {*rows} and len(told) == 2
+def test_repeats_without_trials_are_shared_by_the_workers():
+    found = {
+        cell: [ran(cell, 0, 160, "complete"), *(ran(cell, i, 160, "incomplete") for i in (1, 2))]
+        for cell in (Cell(2), Cell(64))
+    }
+    record = record_of(found)
+    rows, _ = table(record, repeats=4, repeat_points=1, workers=2)
+    assert rows["total"][0] == "8"
+    shared = (4 * TRIAL_2 + 4 * TRIAL_64) / 2 + TRIAL_64 / 2
+    assert rows["total"][-2] == format_duration(shared)
+    assert rows["total"][-1] == format_duration(2 * TRIAL_2 + 2 * TRIAL_64), "expected"
 
 
-def test_one_timed_size_bounds_steps_and_time_within_max_seconds():
-    """A step at B = 64 takes from 0.1 s, as at B = 2, to 32 times as long."""
-    timing = Timing({2: RunTimes(0.5, 0.1, 0.2)}, 0.5, Line(0.0, 0.05), Line(0.2, 0.0))
-    rows, _ = table(timing=timing, goal={**GOAL, "max_seconds": 8.0})
-    assert rows["2"][1] == rows["64"][1] == "240", "3 x 80 steps of 0.1 s"
-    # Training ends at the first validation after 8 s. Each trial has 5 validations.
-    assert rows["64"][-1] == format_duration(3 * (0.5 + (8.0 + 16 * 3.2) + 5 * 0.2))
-    assert rows["2"][-1] == format_duration(3 * (0.5 + 8.0 + 5 * 0.2))
+def test_a_trial_starts_and_prunes_again_after_each_rung():
+    """Rungs of 48 and 200 steps; each of the 3 trials builds and prunes its network three times."""
+    rows, told = table(
+        goal={**GOAL, "check_interval": 4, "max_steps": 800}, sparsities=[0.9], workers=1
+    )
+    steps = 48 + 200 + 800
+    assert rows["2"][1] == f"{3 * steps:,}"
+    seconds = 3 * (3 * 0.5 + steps * 0.002 + steps / 4 * 0.2)
+    assert rows["2"][-1] == format_duration(seconds)
+    assert rows["pruning"] == ["6", format_duration(6 * 3 * 3.0)]
+    assert "(48, 200 steps)" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked", "trials", "races"),
+    [
+        (2.0, None, 1, False),
+        (2.0, 3.0, 1, True),
+        (2.0, 2.0, 0, True),
+        (2.0, 1.5, 0, True),
+        (None, 2.0, 1, False),
+    ],
+)
+def test_the_larger_race_factor_of_run_and_storage_counts(
+    tmp_path, monkeypatch, stored, asked, trials, races
+):
+    """Of two trials one has K* = 48, and the other one stopped at 96 steps."""
+    storage = StorageConfig(str(tmp_path))
+    cell = Cell(2)
+    found = {cell: [ran(cell, 0, 48, "complete"), ran(cell, 1, 96, "outraced")]}
+    write_study(storage.optuna_url, found, space={}, goal=Goal(0.1, 16, 160), race_factor=stored)
+    timing = dataclasses.replace(TIMING, measured={2: RunTimes(0.5, 0.1, 0.2)})
+    monkeypatch.setattr("lit_dps.forecast.forecast.measure", lambda setup: timing)
+    study = StudyConfig(
+        name="fake", batch_sizes=[2], sparsities=[0.0], trials=2, workers=1, race_factor=asked
+    )
+    text = forecast(setup_of(study, storage, Workload({}, {}, {}), GOAL, {}, {}))
+    (total,) = [line.split() for line in text.splitlines() if line.split()[:1] == ["total"]]
+    assert total[1] == str(trials)
+    assert ("study.race_factor" in text) == races
