@@ -249,7 +249,7 @@ def _refuse_arguments(further: Mapping[str, Any], workers: int | None) -> None:
 
 def _goal_section(goal: str | Mapping[str, Any] | GoalConfig) -> dict[str, Any]:
     """Return the section of a goal."""
-    from lit_dps.advice.run_table import read_goal
+    from lit_dps.advice.curve_goal import read_goal
 
     if not isinstance(goal, str):
         return _as_dict("goal", goal)
@@ -315,8 +315,7 @@ def advise(
         price: Price of a device-hour.
         options: Beside runs: batch_sizes to answer for, and columns, names of columns such as
             {"batch_size": "bs"}. Otherwise: method, bandwidth and latency, as options of
-            the command; the sections trainer, study and storage as dicts; and name, the name of
-            the study.
+            the command; the sections trainer, study and storage as dicts; and name, of the study.
 
     Returns:
         The advice: `best` (the recommended row), `table`, `law`, `next_run`, `notes`, `text`, and
@@ -368,15 +367,16 @@ def _advise_on_runs(
     options: Mapping[str, Any],
 ) -> Advice:
     """Return advice from runs that exist."""
+    from lit_dps.advice.curve_goal import read_goal
     from lit_dps.advice.existing_runs import advise_on_runs
-    from lit_dps.advice.run_table import read_goal, read_runs
+    from lit_dps.advice.run_table import read_runs
 
     _refuse_unknown(options, ("batch_sizes", "columns"))
     if goal is not None and not isinstance(goal, str):
         raise ConfigError("goal", goal, 'a metric and a value, such as "val_loss <= 0.2"')
     curve_goal = None if goal is None else read_goal(goal)
     table = read_runs(runs, "runs", options.get("columns"), curve_goal)
-    return advise_on_runs(table, options.get("batch_sizes"), devices, price, goal=goal)
+    return advise_on_runs(table, options.get("batch_sizes"), devices, price)
 
 
 def _refuse_unknown(options: Mapping[str, Any], known: Sequence[str]) -> None:

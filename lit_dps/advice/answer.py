@@ -73,7 +73,8 @@ class Answer:
             batch sizes beyond it are slower.
         next_run: The run that narrows the answer most for its cost; None if no K is known.
         changes: Which measurements would change the answer most, a line each.
-        assumed: What the answer assumes without a measurement, a line each.
+        assumed: What the answer assumes without a measurement, the notes of its law, and the law of
+            its rates, a line each.
     """
 
     law: Law | Branched
@@ -318,7 +319,7 @@ def _changes(made: Answer, best: Mapping[str, Any], run: NextRun | None) -> tupl
 
 
 def _assumptions(made: Answer, costs: Costs) -> tuple[str, ...]:
-    """Return what the rows assume without a measurement, a line each."""
+    """Return what the rows assume, the notes of the law, and the law of the rates, a line each."""
     law, table, rate = made.law, made.table, made.rate
     if not len(table):
         return ()
@@ -345,10 +346,16 @@ def _assumptions(made: Answer, costs: Costs) -> tuple[str, ...]:
         lines.append(
             "Times assume that a validation takes the same time on every number of devices."
         )
-    if costs.checks is None:
+    if costs.checks is None and not costs.steps_include_checks:
         lines.append(
             "Times exclude validation, checkpoints and slower data loading than was timed."
         )
+    # If the law rests on a prior, a line above has the prior, which the notes repeat.
+    if isinstance(law, Branched) or not law.rests_on_prior:
+        lines += law.notes
+    # The rates of the method "pilot" describe themselves in `rate.assumed`.
+    if rate is not None and rate.is_searched:
+        lines.append(rate.describe())
     return tuple(lines)
 
 

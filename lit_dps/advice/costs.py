@@ -38,10 +38,12 @@ class Costs:
     Attributes:
         price: Price of a device-hour; None leaves out costs.
         checks: Validation during the run; None leaves out its time.
+        steps_include_checks: Whether the seconds of a step include validation already.
     """
 
     price: float | None = None
     checks: Checks | None = None
+    steps_include_checks: bool = False
 
     def check_seconds_per_step(self, batch_size: float, devices: int) -> float:
         """Return the share of validation in the seconds of a step."""

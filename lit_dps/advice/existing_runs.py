@@ -27,6 +27,7 @@ from lit_dps.analysis.observations import (
     check_interval,
     medians,
     noise_of_minimum,
+    note_on_boundaries,
 )
 from lit_dps.analysis.rates import RateLaw, rate_law, spacing_of
 from lit_dps.analysis.tables import listed_numbers
@@ -45,14 +46,14 @@ class Evidence(NamedTuple):
         observations: K by batch size, bounds among them.
         best_rates: The best learning rate by batch size, where rates are known and one met the
             goal.
-        tried: The number of learning rates by batch size.
+        tried: The learning rates by batch size; nan for runs without one.
         uses_medians: Whether a batch size has several seeds of its best rate.
         notes: What a reader should know, a sentence each.
     """
 
     observations: list[Observation]
     best_rates: dict[float, float]
-    tried: dict[float, int]
+    tried: dict[float, list[float]]
     uses_medians: bool
     notes: list[str]
 
@@ -80,7 +81,6 @@ def advise_on_runs(
     devices: Sequence[int] | None = None,
     price: float | None = None,
     name: str = "runs",
-    goal: str | None = None,
 ) -> Advice:
     """Return advice from the table of `read_runs`.
 
@@ -91,15 +91,14 @@ def advise_on_runs(
         devices: Numbers of devices to answer for; by default those of the timed runs.
         price: Price of a device-hour; None answers in device-hours.
         name: The name of the runs.
-        goal: The goal as text, if it is known.
 
     Raises:
         ConfigError: for batch sizes and devices that are not allowed.
     """
     if price is not None and not 0 < price < math.inf:
         raise ConfigError("--price", price, "a finite number above 0")
-    if devices is not None and not (len(devices) and min(devices) >= 1):
-        raise ConfigError("--devices", list(devices), "numbers of devices such as 1,2,4,8")
+    if devices is not None:
+        devices = _whole_numbers("--devices", devices, "numbers of devices such as 1,2,4,8")
     evidence = observe(table.runs)
     # One or two K are answers too, with a prior of B_crit by public runs.
     law = replace(law_with_prior(evidence.observations), uses_medians=evidence.uses_medians)
@@ -107,6 +106,7 @@ def advise_on_runs(
     notes = [*table.notes, *evidence.notes]
     step_time = step_time_of(table.runs, notes)
     rate = _rate_law(evidence)
+    costs = Costs(price, steps_include_checks=table.times_include_checks)
     result = None
     if isinstance(step_time, GroupStepTime):
         # Each device needs an example.
@@ -114,15 +114,18 @@ def advise_on_runs(
     if step_time is not None:
         if devices is None:
             devices = _timed_devices(table.runs, step_time)
-        result = answer(law, step_time, sizes, devices, Costs(price), rate)
+        result = answer(law, step_time, sizes, devices, costs, rate)
         unknown = sorted(set(devices) - set(result.table["devices"]))
         if unknown and len(result.table):
             notes.append(f"No run was timed on {listed_numbers(unknown)} devices.")
     run = next_run(law, sizes, sizes) if result is None else result.next_run
+    boundaries = note_on_boundaries(law.observations)
+    if boundaries is not None and (result is None or boundaries not in result.assumed):
+        notes.append(boundaries)
     return Advice(
         name=name,
         source="runs",
-        goal=goal,
+        goal=None if table.goal is None else str(table.goal),
         law=law,
         answer=result,
         steps=law.predict(sizes),
@@ -144,7 +147,7 @@ def observe(runs: pd.DataFrame) -> Evidence:
     for size, of_size in runs.groupby("batch_size"):
         batch_size = float(str(size))
         by_rate = _runs_by_rate(of_size)
-        evidence.tried[batch_size] = len(by_rate)
+        evidence.tried[batch_size] = list(by_rate)
         costs = {rate: _median_steps(group) for rate, group in by_rate.items()}
         best = min(by_rate, key=lambda rate: (costs[rate], -_reach(by_rate[rate])))
         if math.isfinite(costs[best]) and not math.isnan(best):
@@ -187,6 +190,8 @@ class _Search(NamedTuple):
             notes.append(
                 f"At B = {batch_size:g} the first validation met the goal, so K is an upper bound."
             )
+        elif of_best is not None and of_best.bound == AT_MOST:
+            notes.append(_note_on_stopped("runs of the best rate", of_best))
         if of_best is None or of_best.bound or len(self.by_rate) == 1:
             return of_best
         stopped = []
@@ -194,11 +199,8 @@ class _Search(NamedTuple):
             if rate != self.best and _reach(group) < of_best.k:
                 stopped.append(rate)
         if stopped:
-            notes.append(
-                f"At B = {batch_size:g} runs with the rate {listed_numbers(sorted(stopped))} were "
-                f"stopped before step {of_best.k:g}, so K is an upper bound. Leave steps of "
-                "diverged runs empty."
-            )
+            who = f"runs with the rate {listed_numbers(sorted(stopped))}"
+            notes.append(_note_on_stopped(who, of_best))
             return replace(of_best, bound=AT_MOST, resolution=0.0)
         finite = [None if math.isinf(cost) else cost for cost in self.costs.values()]
         noise = max(of_best.noise, noise_of_minimum(finite, 1))
@@ -232,6 +234,14 @@ class _Search(NamedTuple):
         return ""
 
 
+def _note_on_stopped(who: str, of_best: Observation) -> str:
+    """Return a note on runs that ended before the best K, and might have met the goal first."""
+    return (
+        f"At B = {of_best.batch_size:g} {who} were stopped before step {of_best.k:g}, so K is an "
+        "upper bound. Leave steps of diverged runs empty."
+    )
+
+
 def _runs_by_rate(runs: pd.DataFrame) -> dict[float, pd.DataFrame]:
     """Return the runs of each learning rate; nan is the key of runs without one."""
     if "learning_rate" not in runs:
@@ -258,8 +268,8 @@ def _reach(runs: pd.DataFrame) -> float:
 
 def _notes_on_rates(evidence: Evidence, searches: dict[float, _Search]) -> list[str]:
     """Return sentences on the learning rates behind each K."""
-    single = [size for size, count in evidence.tried.items() if count == 1]
-    several = [size for size, count in evidence.tried.items() if count > 1]
+    single = [size for size, tried in evidence.tried.items() if len(tried) == 1]
+    several = [size for size, tried in evidence.tried.items() if len(tried) > 1]
     notes = []
     rates = [rate for search in searches.values() for rate in search.by_rate]
     if all(map(math.isnan, rates)):
@@ -271,7 +281,7 @@ def _notes_on_rates(evidence: Evidence, searches: dict[float, _Search]) -> list[
         for size in several:
             if size in evidence.best_rates:
                 rate = number_text(evidence.best_rates[size])
-                parts.append(f"{rate} of {evidence.tried[size]} at B = {size:g}")
+                parts.append(f"{rate} of {len(evidence.tried[size])} at B = {size:g}")
         if parts:
             listed = ", ".join(parts)
             notes.append(f"The best learning rate of each batch size counts: {listed}.")
@@ -284,13 +294,20 @@ def _notes_on_rates(evidence: Evidence, searches: dict[float, _Search]) -> list[
 
 
 def _rate_law(evidence: Evidence) -> RateLaw | None:
-    """Return the law of the best rates where several were tried; None for fewer than 2 sizes."""
-    sizes = [size for size, count in evidence.tried.items() if count > 1]
-    sizes = [size for size in sizes if size in evidence.best_rates]
-    rates = [evidence.best_rates[size] for size in sizes]
-    if len(sizes) < 2:
-        return None
-    return rate_law(sizes, rates, spacing=spacing_of(rates))
+    """Return the law of the best rates where several were tried; None for fewer than 2 sizes.
+
+    Like `RateCurve.law`, it omits bounds and best rates at an end of the rates that were tried.
+    """
+    sizes = []
+    all_rates = []
+    for o in evidence.observations:
+        rates = evidence.tried[o.batch_size]
+        if o.bound or o.boundary or len(rates) == 1 or o.batch_size not in evidence.best_rates:
+            continue
+        sizes.append(o.batch_size)
+        all_rates += rates
+    best_rates = [evidence.best_rates[size] for size in sizes]
+    return rate_law(sizes, best_rates, spacing=spacing_of(all_rates))
 
 
 # ---- Step times ----
@@ -302,6 +319,11 @@ def step_time_of(runs: pd.DataFrame, notes: list[str]) -> StepTime | None:
     if not timed:
         notes.append("There are no times, because no run has step_seconds.")
         return None
+    if "devices" in runs:
+        has_devices = runs.dropna(subset=["step_seconds"])["devices"].notna().to_numpy(bool)
+        unknown = int((~has_devices).sum())
+        if unknown and has_devices.any():
+            notes.append(f"Timed runs without devices count as runs on 1 device ({unknown}).")
     sizes: dict[int, set[float]] = {}
     for step in timed:
         sizes.setdefault(step.devices, set()).add(step.local_batch)
@@ -349,10 +371,24 @@ def _timed_devices(runs: pd.DataFrame, step_time: StepTime) -> list[int]:
 def _sizes_to_answer(runs: pd.DataFrame, asked: Sequence[int] | None) -> list[int]:
     """Return the batch sizes to answer for, ascending."""
     if asked is not None:
-        if not asked or min(asked) < 1:
-            raise ConfigError("study.batch_sizes", asked, "batch sizes of at least 1")
-        return sorted({int(size) for size in asked})
+        return _whole_numbers("study.batch_sizes", asked, "different batch sizes such as 32,64")
     sizes = {round(size) for size in runs["batch_size"]}
     low, high = min(sizes) / BEYOND, max(sizes) * BEYOND
     powers = [2**i for i in range(high.bit_length())]
     return sorted({*sizes, *(power for power in powers if power >= low)})
+
+
+def _whole_numbers(key: str, given: Sequence[int], allowed: str) -> list[int]:
+    """Return whole numbers of at least 1, ascending; also of an array.
+
+    Raises:
+        ConfigError: for other numbers, no number, and a number that occurs twice.
+    """
+    try:
+        numbers = sorted(map(float, given))
+    except (TypeError, ValueError):
+        raise ConfigError(key, given, allowed) from None
+    is_whole = all(number >= 1 and number % 1 == 0 for number in numbers)
+    if not numbers or not is_whole or len(set(numbers)) < len(numbers):
+        raise ConfigError(key, list(given), allowed)
+    return [int(number) for number in numbers]

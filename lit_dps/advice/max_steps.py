@@ -117,10 +117,11 @@ def propose(run: ShortRun, goal: Goal, budget: float, share: float) -> Proposal:
     Args:
         run: The short run.
         goal: Its metric, value and check interval.
-        budget: Seconds of `--budget`.
+        budget: Seconds of `--budget`; infinite without one.
         share: The share of them that one training of the proposed length may take.
     """
-    affordable = Goal.max_steps
+    # Without a --budget, the time pays any number of steps.
+    affordable = math.inf
     if budget < math.inf:
         affordable = int(share * budget / run.step_seconds)
     expected = expected_steps(run, goal)
@@ -162,7 +163,7 @@ def expected_steps(run: ShortRun, goal: Goal) -> float | None:
     end.
 
     Returns:
-        None if the run makes no progress, or has too few validations.
+        None if the run makes no measurable progress, or has too few validations.
     """
     met = goal.first_met({goal.metric: run.values})
     if met is not None:
@@ -181,7 +182,8 @@ def expected_steps(run: ShortRun, goal: Goal) -> float | None:
     slope = (best_values[-1] - best_values[middle]) / (checks[-1] - checks[middle])
     if slope == 0:
         return None
-    return checks[-1] + (goal.value - best_values[-1]) / slope
+    steps = checks[-1] + (goal.value - best_values[-1]) / slope
+    return steps if math.isfinite(steps) else None
 
 
 def run_short(setup: StudySetup, seconds: float, stop: StopRequest) -> ShortRun:

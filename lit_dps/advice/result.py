@@ -20,6 +20,7 @@ from lit_dps.analysis.intervals import Interval, estimate
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.observations import AT_LEAST, AT_MOST
 from lit_dps.analysis.tables import aligned, records, significant
+from lit_dps.core.batch_schedule import CONSTANT_BATCH
 from lit_dps.core.exit_codes import ExitCode
 from lit_dps.report.document import (
     ANSWERED,
@@ -166,6 +167,9 @@ class Advice:
             if observation.batch_size == batch_size:
                 entry.k_star = limits_of(observation.k, observation.limits)
                 entry.bound = BOUNDS[observation.bound]
+        steps = known["steps"]["value"]
+        if "examples" not in known and steps is not None:
+            known["examples"] = CONSTANT_BATCH.examples_of(steps, batch_size)
         if "hours" in known:
             hours = [known["hours"][name] for name in ("value", "low", "high")]
             entry.seconds = limits(*[None if each is None else HOUR * each for each in hours])
@@ -177,11 +181,13 @@ class Advice:
         entry.marks = [name for name, holds in marks.items() if holds]
         return {**asdict(entry), **known}
 
-    def _near_best(self) -> dict[str, float] | None:
+    def _near_best(self) -> dict[str, Any] | None:
         if self.answer is None or self.answer.interval is None:
             return None
+        assert self.answer.fastest is not None
         low, high = self.answer.interval
-        return {"batch_size_low": low, "batch_size_high": high}
+        devices = int(self.answer.fastest["devices"])
+        return {"batch_size_low": low, "batch_size_high": high, "devices": devices}
 
     def _measured(self) -> list[dict[str, Any]]:
         """Return the observations of K, by batch size."""
@@ -191,7 +197,8 @@ class Advice:
                 "batch_size": o.batch_size,
                 "steps": o.k,
                 "bound": BOUNDS[o.bound],
-                "log_error": math.sqrt(o.variance),
+                # 0 is an unknown noise.
+                "log_error": math.sqrt(o.variance) if o.noise else None,
                 "learning_rate": self.best_rates.get(o.batch_size),
             }
             rows.append(row)

@@ -7,7 +7,6 @@ in one line with row and column.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -15,61 +14,44 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from lit_dps.advice.curve_goal import CurveGoal
+from lit_dps.advice.run_columns import (
+    COLUMNS,
+    POSITIVE,
+    as_comparable,
+    as_flags,
+    as_numbers,
+    cell_text,
+    find_columns,
+    listed_columns,
+    place_of,
+    plain_name,
+    positive_numbers,
+)
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.metric_names import is_rising
 from lit_dps.core.text import number_text
 
-# Column -> names by which other programs call it, without the folders of a dotted or slashed name.
-COLUMNS: dict[str, tuple[str, ...]] = {
-    "batch_size": ("global_batch_size", "train_batch_size", "batchsize", "bs", "b"),
-    "steps": ("steps_to_goal", "steps_to_result"),
-    "learning_rate": ("lr",),
-    "censored": ("missed",),
-    "seed": ("random_seed",),
-    "devices": ("num_devices", "world_size", "n_gpus", "gpus"),
-    "step_seconds": ("seconds_per_step", "step_time"),
-    "check": ("check_interval",),
-    "run": ("run_id", "run_name", "run_uuid"),
-    "step": ("global_step", "iteration"),
-}
-POSITIVE = ("batch_size", "steps", "learning_rate", "devices", "step_seconds", "check", "step")
 # Columns that distinguish the runs of a table of loss curves without a column run.
 RUN_KEYS = ("batch_size", "learning_rate", "seed", "devices")
 SETTINGS = ("batch_size", "seed", "devices")  # one value in all rows of a run
-YES = ("1", "1.0", "true", "yes")
-NO = ("0", "0.0", "false", "no", "", "nan", "none")
-_GOAL = re.compile(r"\s*(?P<metric>\S+)\s*(?P<sign><=|>=)\s*(?P<value>\S+)\s*")
-ROWS_BEFORE_FIRST = 2  # of a CSV file: lines count from 1, and the first one has the names
-
-
-class CurveGoal(NamedTuple):
-    """The goal of runs whose loss curves are given.
-
-    Attributes:
-        metric: The column of the metric.
-        value: The value that meets the goal.
-        at_least: Whether the metric must be at least `value`; otherwise at most.
-    """
-
-    metric: str
-    value: float
-    at_least: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.metric} {'>=' if self.at_least else '<='} {self.value:g}"
-
-    def is_met(self, values: np.ndarray) -> np.ndarray:
-        """Return (n,): whether each of the values (n,) meets the goal."""
-        if self.at_least:
-            return values >= self.value
-        return values <= self.value
+LOGGED_NAN = ("nan", "-nan")  # texts of a metric that was logged as NaN
+MAX_LISTED = 6  # names of columns in a note
 
 
 class RunTable(NamedTuple):
-    """One row per run, and what a reader should know about how the table was read."""
+    """One row per run, and how the table was read.
+
+    Attributes:
+        runs: One row per run, with the columns of `COLUMNS`.
+        notes: What a reader should know about the reading, a sentence each.
+        goal: The goal that decided the steps; None if the table had them.
+        times_include_checks: Whether step_seconds include validation.
+    """
 
     runs: pd.DataFrame
     notes: list[str]
+    goal: CurveGoal | None = None
+    times_include_checks: bool = False
 
 
 def read_runs(
@@ -90,12 +72,14 @@ def read_runs(
         goal: The goal of loss curves; None for a table with steps.
 
     Raises:
-        ConfigError: for a missing column, a wrong value, and a run that occurs twice.
+        ConfigError: for a missing column, a wrong value, a run that occurs twice, and runs of
+            several sparsities.
     """
     if not len(table):
         raise ConfigError(source, "empty", "a table with at least one run")
+    _refuse_repeated_columns(table, source)
     notes: list[str] = []
-    columns = _find_columns(table, source, names or {}, notes)
+    columns = find_columns(table, source, names or {}, notes)
     # A column of our name that the user replaced by another one.
     unused = [name for name in columns if name in table and name not in columns.values()]
     # pandas' types are unions that no checker follows.
@@ -106,117 +90,42 @@ def read_runs(
         raise ConfigError(
             f"batch_size of {source}",
             None,
-            f"a column; there are {_listed(table)}",
+            f"a column; there are {listed_columns(table)}",
             "Name it with --columns batch_size=NAME.",
         )
     for column in POSITIVE:
         if column in renamed:
             may_be_zero = column == "step" or (column == "learning_rate" and "steps" not in renamed)
-            renamed[column] = _positive_numbers(renamed[column], column, source, may_be_zero)
+            renamed[column] = positive_numbers(renamed[column], column, source, may_be_zero)
     if "censored" in renamed:
-        renamed["censored"] = _flags(renamed["censored"], source)
+        renamed["censored"] = as_flags(renamed["censored"], source)
+    used_goal = None
     if "steps" in renamed:
         if goal is not None:
             notes.append(f"The goal {goal} is ignored: {source} has steps to a goal.")
         runs: Any = renamed
     else:
         runs = _runs_of_curves(renamed, table, source, goal, notes)
+        used_goal = goal
     if "censored" not in runs:
         runs["censored"] = False
     _refuse_missing_values(runs, source)
     _refuse_repeated_runs(runs, source)
+    _check_other_columns(runs, source, notes)
     kept = [column for column in COLUMNS if column in runs and column != "step"]
-    return RunTable(runs[kept].copy(), notes)
+    return RunTable(runs[kept].copy(), notes, used_goal)
 
 
-def _find_columns(
-    table: pd.DataFrame, source: str, names: Mapping[str, str], notes: list[str]
-) -> dict[str, str]:
-    """Return the name in the table of each column that it has."""
-    columns = {}
-    for ours, theirs in names.items():
-        if ours not in COLUMNS:
-            raise ConfigError("--columns", ours, f"one of {', '.join(COLUMNS)}")
-        if theirs not in table:
-            raise ConfigError("--columns", f"{ours}={theirs}", f"a column of {_listed(table)}")
-        columns[ours] = theirs
-    for ours, aliases in COLUMNS.items():
-        if ours in columns:
-            continue
-        if ours in table and ours not in columns.values():
-            columns[ours] = ours
-            continue
-        candidates = []
-        for name in table.columns:
-            if name not in columns.values() and _plain_name(str(name)) in (ours, *aliases):
-                candidates.append(str(name))
-        if len(candidates) > 1:
-            raise ConfigError(
-                f"{ours} of {source}",
-                ", ".join(candidates),
-                f"one column. Choose it with --columns {ours}={candidates[0]}",
-            )
-        if candidates:
-            columns[ours] = candidates[0]
-            notes.append(f"{ours} is read from the column {candidates[0]}.")
-    return columns
+def has_steps(table: pd.DataFrame, source: str, names: Mapping[str, str]) -> bool:
+    """Return True if a table has a column of steps to the goal; arguments as of `read_runs`."""
+    return "steps" in find_columns(table, source, names, [])
 
 
-def without_results(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
-    """Return a table without the columns that would be read as steps to the goal or censored.
-
-    A parameter of such a name that a run has logged is not a result, but a setting.
-
-    Args:
-        table: The table.
-        names: Names of columns that the user has chosen, by column here; they are kept.
-    """
-    results = []
-    for ours in ("steps", "censored"):
-        for name in table.columns:
-            is_result = _plain_name(str(name)) in (ours, *COLUMNS[ours])
-            if is_result and name not in names.values():
-                results.append(name)
-    return table.drop(columns=results)
-
-
-def _plain_name(name: str) -> str:
-    """Return the last part of a dotted or slashed name, in small letters with underscores."""
-    last = re.split(r"[./]", name)[-1]
-    return re.sub(r"[^a-z0-9]+", "_", last.lower()).strip("_")
-
-
-def _listed(table: pd.DataFrame) -> str:
-    return ", ".join(map(str, table.columns))
-
-
-def _positive_numbers(values: pd.Series, column: str, source: str, may_be_zero: bool) -> pd.Series:
-    """Return a column as numbers, nan where it is empty."""
-    numbers: pd.Series = pd.to_numeric(values, errors="coerce")  # pyright: ignore
-    for row, (number, written) in enumerate(zip(numbers, values, strict=True)):
-        is_empty = pd.isna(written) or str(written).strip() in ("", "None")
-        is_allowed_zero = may_be_zero and number == 0
-        if is_empty or is_allowed_zero or 0 < number < math.inf:
-            continue
-        allowed = "a finite number above 0"
-        raise ConfigError(_place(column, row, source), written, allowed)
-    return numbers
-
-
-def _flags(values: pd.Series, source: str) -> pd.Series:
-    """Return the column censored as booleans."""
-    flags = []
-    for row, value in enumerate(values):
-        text = str(value).strip().lower()
-        if text not in YES and text not in NO:
-            allowed = "1 for a run that missed the goal, else 0"
-            raise ConfigError(_place("censored", row, source), value, allowed)
-        flags.append(text in YES)
-    return pd.Series(flags, index=values.index)
-
-
-def _place(column: str, row: int, source: str) -> str:
-    return f"{column} in line {row + ROWS_BEFORE_FIRST} of {source}"
+def _refuse_repeated_columns(table: pd.DataFrame, source: str) -> None:
+    repeated = table.columns[table.columns.duplicated()]
+    if len(repeated):
+        allowed = "a name that occurs once. Rename or drop the other column"
+        raise ConfigError(f"columns of {source}", f"twice {repeated[0]}", allowed)
 
 
 def _refuse_missing_values(runs: pd.DataFrame, source: str) -> None:
@@ -226,10 +135,10 @@ def _refuse_missing_values(runs: pd.DataFrame, source: str) -> None:
     """
     for row, run in enumerate(runs.to_dict("records")):
         if math.isnan(run["batch_size"]):
-            raise ConfigError(_place("batch_size", row, source), None, "a number of examples")
+            raise ConfigError(place_of("batch_size", row, source), None, "a number of examples")
         if math.isnan(run["steps"]) and not run["censored"]:
             raise ConfigError(
-                _place("steps", row, source),
+                place_of("steps", row, source),
                 None,
                 "a number of steps",
                 "If a run missed the goal, give its last step, and censored 1.",
@@ -244,7 +153,7 @@ def _refuse_repeated_runs(runs: pd.DataFrame, source: str) -> None:
     is_repeated = runs.duplicated(keys)
     if is_repeated.any():
         first = runs[is_repeated].iloc[0]
-        same = ", ".join(f"{key} {_cell_text(first[key])}" for key in keys)
+        same = ", ".join(f"{key} {cell_text(first[key])}" for key in keys)
         hint = "Give each run another name in a column run."
         if "run" in runs:
             hint += " If a row is a validation, choose its column with --columns step=NAME."
@@ -253,8 +162,37 @@ def _refuse_repeated_runs(runs: pd.DataFrame, source: str) -> None:
         )
 
 
-def _cell_text(value: object) -> str:
-    return f"{value:g}" if isinstance(value, (float, np.floating)) else str(value)
+# ---- Columns that are not read ----
+
+
+def _check_other_columns(runs: Any, source: str, notes: list[str]) -> None:
+    """Add a note on columns that are not read, if runs of one batch size differ in them.
+
+    Raises:
+        ConfigError: if the runs have several sparsities, because K depends on the sparsity.
+    """
+    different = []
+    for column in runs.columns:
+        if column in COLUMNS:
+            continue
+        values = as_comparable(runs[column])
+        if plain_name(str(column)) == "sparsity" and values.nunique(dropna=False) > 1:
+            raise ConfigError(
+                f"{column} of {source}",
+                ", ".join(map(cell_text, values.unique())),
+                "one value in all runs, because K depends on the sparsity",
+                "Filter the table.",
+            )
+        if values.groupby(runs["batch_size"]).nunique(dropna=False).max() > 1:
+            different.append(str(column))
+    if different:
+        listed = ", ".join(different[:MAX_LISTED])
+        if len(different) > MAX_LISTED:
+            listed += f" and {len(different) - MAX_LISTED} more"
+        notes.append(
+            f"Runs of one batch size differ in {listed}. Advice does not read these columns. "
+            "Filter the table if K depends on one of them."
+        )
 
 
 # ---- Loss curves ----
@@ -273,7 +211,7 @@ def _runs_of_curves(
             f"steps of {source}",
             None,
             f"a column of steps to the goal, or a column step with a metric; there are "
-            f"{_listed(table)}",
+            f"{listed_columns(table)}",
             "Name it with --columns steps=NAME.",
         )
     if goal is None:
@@ -283,21 +221,25 @@ def _runs_of_curves(
             "the column of the metric of the goal. Set goal.at_most or goal.at_least too",
         )
     if goal.metric not in rows:
-        raise ConfigError("goal.metric", goal.metric, f"a column of {_listed(table)}")
+        raise ConfigError("goal.metric", goal.metric, f"a column of {listed_columns(table)}")
     keys = ["run"]
     if "run" not in rows:
         keys = [column for column in RUN_KEYS if column in rows]
         _refuse_rates_of_schedules(rows, keys, source)
+    settings_of_runs = [*SETTINGS, *_constant_columns(rows, keys, goal)]
+    unused = [name for name in rows.columns if name not in (*COLUMNS, *settings_of_runs)]
     runs = []
     has_schedule = False
+    without_values = 0
     for _, curve in rows.groupby(keys, dropna=False, sort=False):
         values = _metric_values(curve[goal.metric], source)
         is_logged = ~np.isnan(values) & ~np.isnan(curve["step"].to_numpy(float))
+        without_values += not is_logged.any()
         if is_logged.any():
             logged: Any = curve[is_logged]
             _refuse_repeated_steps(logged, source)
             _refuse_several_runs(curve, source)
-            settings = logged.iloc[0].to_dict() | _settings_of_run(curve)
+            settings = logged.iloc[0].to_dict() | _settings_of_run(curve, settings_of_runs)
             # Loggers write these into other rows than the metric.
             if "step_seconds" in curve:
                 settings["step_seconds"] = curve["step_seconds"].median()
@@ -309,16 +251,43 @@ def _runs_of_curves(
         notes.append("Where learning_rate changes within a run, its largest value counts.")
     if not runs:
         raise ConfigError("goal.metric", goal.metric, "a column with values")
-    result = pd.DataFrame(runs)
+    if without_values:
+        notes.append(
+            f"{_count(without_values)} without a value of {goal.metric} left out. Write inf for a "
+            "run that diverged."
+        )
+    result = pd.DataFrame(runs).drop(columns=unused)
+    diverged = sum(math.isnan(run["steps"]) for run in runs)
+    if diverged:
+        notes.append(
+            f"{_count(diverged)} read as diverged, because the last {goal.metric} is not finite."
+        )
     if all(run["censored"] for run in runs):
         raise _no_run_meets(goal, rows[goal.metric], source)
     return result
 
 
-def _settings_of_run(curve: Any) -> dict[str, object]:
+def _count(runs: int) -> str:
+    return "1 run is" if runs == 1 else f"{runs} runs are"
+
+
+def _constant_columns(rows: Any, keys: list[str], goal: CurveGoal) -> list[Any]:
+    """Return the columns that are not read and that have at most one value in each run."""
+    constant = []
+    for column in rows.columns:
+        if column in COLUMNS or column == goal.metric:
+            continue
+        values = as_comparable(rows[column])
+        counts = values.groupby([rows[key] for key in keys], dropna=False).nunique()
+        if counts.max() <= 1:
+            constant.append(column)
+    return constant
+
+
+def _settings_of_run(curve: Any, columns: Sequence[Any]) -> dict[Any, object]:
     """Return the settings of a run that any of its rows has."""
     settings = {}
-    for column in SETTINGS:
+    for column in columns:
         if column in curve and curve[column].notna().any():
             settings[column] = curve[column].dropna().iloc[0]
     return settings
@@ -333,9 +302,9 @@ def _refuse_several_runs(curve: Any, source: str) -> None:
         for row, value in values.items():
             if value != values.iloc[0]:
                 raise ConfigError(
-                    _place(column, int(str(row)), source),
-                    _cell_text(value),
-                    f"{_cell_text(values.iloc[0])}, as in the rows before of this run",
+                    place_of(column, int(str(row)), source),
+                    cell_text(value),
+                    f"{cell_text(values.iloc[0])}, as in the rows before of this run",
                     "Give each run another name in the column run.",
                 )
 
@@ -360,11 +329,19 @@ def _refuse_rates_of_schedules(rows: Any, keys: list[str], source: str) -> None:
 
 
 def _metric_values(values: Any, source: str) -> np.ndarray:
-    """Return a metric as numbers (n,); nan where it was not logged."""
-    numbers = np.asarray(pd.to_numeric(values, errors="coerce"), float)
-    for number, (row, written) in zip(numbers, values.items(), strict=True):
-        if np.isnan(number) and isinstance(written, str) and written.strip().lower() != "nan":
-            raise ConfigError(_place(str(values.name), int(str(row)), source), written, "a number")
+    """Return a metric as numbers (n,); nan where it was not logged, infinite for the text "nan".
+
+    A file distinguishes a NaN that was logged from an empty field.
+    """
+    numbers = as_numbers(values).to_numpy(copy=True)
+    for i, (row, written) in enumerate(values.items()):
+        if not np.isnan(numbers[i]) or not isinstance(written, str) or not written.strip():
+            continue
+        if written.strip().lower() not in LOGGED_NAN:
+            raise ConfigError(
+                place_of(str(values.name), int(str(row)), source), written, "a number"
+            )
+        numbers[i] = math.inf
     return numbers
 
 
@@ -374,7 +351,7 @@ def _refuse_repeated_steps(curve: Any, source: str) -> None:
     if is_repeated.any():
         row = int(str(curve.index[is_repeated.to_numpy()][0]))
         raise ConfigError(
-            _place("step", row, source),
+            place_of("step", row, source),
             number_text(float(curve["step"].loc[row]), 6),
             "a step that its run has only once",
             "Add a column run or seed with a name for each run.",
@@ -398,7 +375,7 @@ def _result_of_curve(curve: Any, values: np.ndarray, goal: CurveGoal) -> dict[st
 
 def _no_run_meets(goal: CurveGoal, values: Any, source: str) -> ConfigError:
     """Return an error with the best value that a run reached."""
-    numbers = np.asarray(pd.to_numeric(values, errors="coerce"), float)
+    numbers = as_numbers(values).to_numpy()
     finite = numbers[np.isfinite(numbers)]
     key = "goal.at_least" if goal.at_least else "goal.at_most"
     if not finite.size:
@@ -409,52 +386,3 @@ def _no_run_meets(goal: CurveGoal, values: Any, source: str) -> ConfigError:
     return ConfigError(
         key, goal.value, f"a value that a run meets; the best value in {source} is {best:g}"
     )
-
-
-def read_goal(text: str) -> CurveGoal:
-    """Return the goal of a text such as "val_loss <= 0.2".
-
-    Raises:
-        ConfigError: for any other text.
-    """
-    match = _GOAL.fullmatch(text)
-    try:
-        value = float(match["value"]) if match is not None else math.nan
-    except ValueError:
-        value = math.nan
-    if match is None or not math.isfinite(value):
-        raise ConfigError("goal", text, 'a metric and a value, such as "val_loss <= 0.2"')
-    at_least = match["sign"] == ">="
-    return goal_of(match["metric"], None if at_least else value, value if at_least else None, ())
-
-
-def goal_of(
-    metric: str | None, at_most: float | None, at_least: float | None, metrics: Sequence[str]
-) -> CurveGoal:
-    """Return the goal of loss curves, with a guessed metric if there is only one candidate.
-
-    Args:
-        metric: The metric; None to guess it.
-        at_most, at_least: The value of the goal; one of them.
-        metrics: The metrics of the runs.
-
-    Raises:
-        ConfigError: for a missing value, several possible metrics, or the wrong direction.
-    """
-    if metric is None:
-        candidates = [name for name in metrics if re.split(r"[/_.]", name)[0].startswith("val")]
-        if len(candidates) != 1:
-            listed = ", ".join(candidates or metrics) or "none"
-            raise ConfigError("goal.metric", None, f"the name of a metric; there are {listed}")
-        metric = candidates[0]
-    if (at_most is None) == (at_least is None):
-        key = "goal.at_least" if is_rising(metric) else "goal.at_most"
-        raise ConfigError(key, None, f"the value of {metric} that ends a run")
-    if at_least is not None:
-        return CurveGoal(metric, float(at_least), at_least=True)
-    assert at_most is not None
-    if is_rising(metric):
-        raise ConfigError(
-            "goal.at_most", at_most, f"omitted, because {metric} rises", "Set goal.at_least."
-        )
-    return CurveGoal(metric, float(at_most))

@@ -43,15 +43,7 @@ def render(
     lines = wrapped(_recommendation(answer), width=width)
     if len(answer.table):
         lines += ["", *_table(answer, all_rows, terminal, file), ""]
-    assumed = list(answer.assumed)
-    # If the law rests on a prior, a line of `assumed` has the prior, which the notes repeat.
-    rests_on_prior = isinstance(answer.law, Law) and answer.law.rests_on_prior
-    if answer.best is not None and not rests_on_prior:
-        assumed += answer.law.notes
-    # The rates of the method "pilot" describe themselves in `assumed`.
-    if answer.best is not None and answer.rate is not None and answer.rate.is_searched:
-        assumed.append(answer.rate.describe())
-    for title, texts in (("assumed:", assumed), ("what would change it:", answer.changes)):
+    for title, texts in (("assumed:", answer.assumed), ("what would change it:", answer.changes)):
         if texts:
             lines += [title, *wrapped(texts, "  ", width)]
     return "\n".join(lines) + "\n"

@@ -11,18 +11,23 @@ from typing import Any, NoReturn
 
 import pandas as pd
 
+from lit_dps.advice.curve_goal import CurveGoal, goal_of
 from lit_dps.advice.existing_runs import advise_on_runs
 from lit_dps.advice.options import devices_of
-from lit_dps.advice.run_table import CurveGoal, RunTable, goal_of, read_runs, without_results
+from lit_dps.advice.run_columns import without_results
+from lit_dps.advice.run_table import RunTable, has_steps, read_runs
 from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.json_output import Outcome, with_document
 from lit_dps.cli.key_checks import check_kinds, check_names, check_options
 from lit_dps.cli.options import AdviseOptions, add_options, option_of
 from lit_dps.core.errors import ConfigError, UserError
+from lit_dps.core.goal import SINGLE_CHECK, resolve_value
 from lit_dps.core.text import terminal_width
 
 MLFLOW = "mlflow:"
 SEPARATORS = (",", ";", "\t")
+# Texts of missing fields of a CSV file: those of pandas without NaN.
+MISSING = ["", "NA", "<NA>", "N/A", "n/a", "#N/A", "NULL", "null", "None"]
 # Options of the command that trains.
 ONLY_WITH_TRAINING = ("budget", "method", "bandwidth", "latency")
 EXAMPLE = "--columns batch_size=bs,steps=n_steps"
@@ -35,7 +40,7 @@ def main(command: CommandLine) -> Outcome:
     check_names(command)
     check_kinds(command)
     options = _parsed(command)
-    table, goal = _read(command, options)
+    table = _read(command, options)
     devices = None
     if options.devices is not None:
         devices = devices_of(options.devices)
@@ -45,7 +50,6 @@ def main(command: CommandLine) -> Outcome:
         devices=devices,
         price=options.price,
         name=str(options.runs),
-        goal=None if goal is None else str(goal),
     )
     columns = None
     if sys.stdout.isatty():
@@ -77,23 +81,22 @@ def _parsed(command: CommandLine) -> AdviseOptions:
     return AdviseOptions(**values)
 
 
-def _read(command: CommandLine, options: AdviseOptions) -> tuple[RunTable, CurveGoal | None]:
-    """Return the runs and the goal of their curves."""
+def _read(command: CommandLine, options: AdviseOptions) -> RunTable:
+    """Return the runs."""
     source = str(options.runs)
     names = _column_names(options.columns)
     if source.startswith(MLFLOW):
         return _read_mlflow(command, source.removeprefix(MLFLOW), names)
     table = _read_file(source)
     goal = None
-    columns = list(map(str, table.columns))
-    is_of_steps = "steps" in names or ("steps" in columns and "steps" not in names.values())
+    is_of_steps = has_steps(table, source, names)
     has_goal = bool(command.section("goal"))
     if has_goal and not is_of_steps:
-        goal = _goal(command, columns)
+        goal = _goal(command, list(map(str, table.columns)))
     runs = read_runs(table, source, names, goal)
     if has_goal and is_of_steps:
         runs.notes.append(f"The section goal is ignored: {source} has steps to a goal.")
-    return runs, goal
+    return runs
 
 
 def _column_names(text: str | None) -> dict[str, str]:
@@ -117,7 +120,8 @@ def _read_file(source: str) -> pd.DataFrame:
             names = next(lines, "")
         # The names have no separators, so the most frequent one separates them.
         separator = max(SEPARATORS, key=names.count)
-        return pd.read_csv(path, sep=separator)
+        # A NaN in a column of a metric was logged, and an empty field was not.
+        return pd.read_csv(path, sep=separator, keep_default_na=False, na_values=MISSING)
     except (ValueError, OSError) as error:
         text = " ".join(str(error).split())
         raise ConfigError(
@@ -127,19 +131,24 @@ def _read_file(source: str) -> pd.DataFrame:
 
 def _goal(command: CommandLine, metrics: list[str]) -> CurveGoal:
     """Return the goal of loss curves by the keys of the section goal."""
+    rule = command.value("goal.rule")
+    if rule not in (None, SINGLE_CHECK):
+        allowed = f"{SINGLE_CHECK} or omitted, because runs that exist have no other rule"
+        raise ConfigError("goal.rule", rule, allowed)
     error = command.value("goal.error")
     metric = command.value("goal.metric")
     at_most: Any = command.value("goal.at_most")
+    at_least: Any = command.value("goal.at_least")
+    if any(value is not None for value in (error, at_most, at_least)):
+        resolve_value(error, at_most, at_least, metric)  # refuses two values
     if error is not None:
         metric = command.value("goal.monitor") or "val_error"
         at_most = error
-    return goal_of(metric, at_most, command.value("goal.at_least"), metrics)
+    return goal_of(metric, at_most, at_least, metrics)
 
 
-def _read_mlflow(
-    command: CommandLine, name: str, names: dict[str, str]
-) -> tuple[RunTable, CurveGoal | None]:
-    """Return the runs of an MLflow experiment, and their goal."""
+def _read_mlflow(command: CommandLine, name: str, names: dict[str, str]) -> RunTable:
+    """Return the runs of an MLflow experiment."""
     from lit_dps.tracking.logged_runs import read_experiment, table_of  # imports MLflow
 
     uri = tracking_uri(command)
@@ -157,13 +166,17 @@ def _read_mlflow(
     if "steps" not in names:
         notes.append(f"The goal is {goal}.")
     notes.append("B is read as the examples of an optimizer step.")
-    if "step_seconds" in table.runs and "step_seconds" not in names:
+    is_timed_by_logs = "step_seconds" in table.runs and "step_seconds" not in names
+    if is_timed_by_logs:
         notes.append(
             f"Step times are from the timestamps of {goal.metric}, so they include validation."
         )
     if experiment.failed:
         notes.append(f"{experiment.failed} failed runs are left out.")
-    return table._replace(notes=notes), goal
+    without_values = len(experiment.runs) - len(set(logged["run"]))
+    if without_values:
+        notes.append(f"Runs without a value of {goal.metric} are left out ({without_values}).")
+    return table._replace(notes=notes, times_include_checks=is_timed_by_logs)
 
 
 def tracking_uri(command: CommandLine) -> str:

@@ -60,6 +60,19 @@ def resolve_value(
     return value
 
 
+def is_value_reached(value: float, goal_value: float, at_least: bool) -> bool:
+    """Return True if a metric of the entire validation split meets the value of a goal.
+
+    A value that is not finite meets no goal.
+    """
+    if not math.isfinite(value):
+        return False
+    tolerance = TOLERANCE * abs(goal_value)
+    if at_least:
+        return value >= goal_value - tolerance
+    return value <= goal_value + tolerance
+
+
 class GoalRule(Described, ABC):
     """Decides at which validation a run meets its goal, from the values of its validations.
 
@@ -399,17 +412,8 @@ class Goal:
         return value > self.value
 
     def is_reached(self, value: float) -> bool:
-        """Return True if a value of the metric meets the goal; False if it is not finite.
-
-        Args:
-            value: The metric over the entire validation split.
-        """
-        if not math.isfinite(value):
-            return False
-        tolerance = TOLERANCE * abs(self.value)
-        if self.at_least:
-            return value >= self.value - tolerance
-        return value <= self.value + tolerance
+        """Return True if a value of the metric meets the goal (`is_value_reached`)."""
+        return is_value_reached(value, self.value, self.at_least)
 
     def max_mistakes(self, examples: int) -> int:
         """Return the most mistakes among `examples` that meet the goal; -1 if even 0 miss it."""

@@ -65,7 +65,7 @@ class CellEntry:
             (beside other workers), `trials with checks` (the same, with validations) or `runs to
             the goal`.
         seconds: Seconds of training to the goal, with limits. Validations are not counted; in
-            `advise`, they are (`total_seconds`).
+            `advise`, they are, unless `assumed` says that times exclude them.
         validation_seconds: Seconds of all validations to the goal, one every N steps of
             `--validate-every N`; null without this option.
         total_seconds: Seconds to the goal that `marks` and `recommendation` compare, with limits:
@@ -78,10 +78,10 @@ class CellEntry:
             (diverged), outraced (stopped early), stopped, failed, pending.
         range_edges: Metaparameters at an end of their range: `low` or `high`. They include ends
             that `--extend-space` cannot move, such as momentum 0.
-        marks: Of `fastest` (least `total_seconds` of its series), `tied` (may be the fastest),
-            `near` (within 10 % of the fastest), `fewest_examples`, `upper_bound` (`steps`,
-            `examples` and all seconds to the goal are upper bounds), `busy_machine`
-            (`step_seconds` varied), `range_edge` (a metaparameter is at an end that
+        marks: Of `fastest` (least `total_seconds` of its series; in `advise` least `hours_mean`),
+            `tied` (may be the fastest), `near` (within 10 % of the fastest), `fewest_examples`,
+            `upper_bound` (`steps`, `examples` and all seconds to the goal are upper bounds),
+            `busy_machine` (`step_seconds` varied), `range_edge` (a metaparameter is at an end that
             `--extend-space` can move), `pending`; in `advise` also `allowed` and `pareto`.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any, NamedTuple
 
 import mlflow
@@ -69,8 +70,9 @@ def read_experiment(uri: str, name: str) -> LoggedExperiment:
 def table_of(experiment: LoggedExperiment, uri: str, metric: str) -> pd.DataFrame:
     """Return one row per run and value of a metric.
 
-    Columns: run; step; the metric, infinite where NaN was logged; step_seconds, from the timestamps
-    of the metric (missing if it was logged at once); and the parameters of the runs by their names.
+    Columns: run; step; the metric, infinite where NaN or infinity was logged; step_seconds, from
+    the timestamps of the metric (missing if it was logged at once); and the parameters of the runs
+    by their names.
     """
     rows: list[dict[str, Any]] = []
     with mlflow_errors(uri):
@@ -81,8 +83,10 @@ def table_of(experiment: LoggedExperiment, uri: str, metric: str) -> pd.DataFram
             by_step = {step: (timestamp, value) for step, timestamp, value in points}
             seconds = _step_seconds(by_step)
             for step, (_, value) in by_step.items():
-                # A NaN in a table means that nothing was logged.
-                logged = math.inf if math.isnan(value) else value
+                # A NaN in a table means that nothing was logged. MLflow's SQL store replaces
+                # infinity by the largest float.
+                is_finite = abs(value) < sys.float_info.max
+                logged = value if is_finite else math.inf
                 values = {"run": run.info.run_id, "step": step, metric: logged}
                 rows.append({**run.data.params, "step_seconds": seconds, **values})
     return pd.DataFrame(rows)

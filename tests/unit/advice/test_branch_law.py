@@ -57,6 +57,7 @@ def test_where_all_branches_held_the_speed_up_is_perfect_from_the_first_fork_on(
     assert found.predict([32]).iloc[0][["low", "steps", "high"]].tolist() == [16, 17, 19]
     assert found.predict([64]).iloc[0]["known"] == "refused"
     assert len(found.notes) == 2
+    assert set(found.notes) <= set(answer(found, LINE, [8, 16, 32]).assumed)
     golden.check("advice/branches-without-goal.txt", render(answer(found, LINE, [8, 16, 32])))
 
 

@@ -9,8 +9,9 @@ import pandas as pd
 import pytest
 
 import lit_dps
-from lit_dps.advice.existing_runs import observe, step_time_of
-from lit_dps.advice.run_table import CurveGoal, read_runs
+from lit_dps.advice.curve_goal import CurveGoal
+from lit_dps.advice.existing_runs import advise_on_runs, observe, step_time_of
+from lit_dps.advice.run_table import read_runs
 from lit_dps.analysis.observations import AT_LEAST, AT_MOST
 from lit_dps.cli import main
 from lit_dps.core.errors import ConfigError
@@ -148,74 +149,6 @@ def test_a_goal_met_at_the_first_validation_is_an_upper_bound():
     assert any("At B = 16 the first validation" in note for note in evidence.notes)
 
 
-def test_curves_give_the_first_validation_that_meets_the_goal():
-    rows = []
-    for b, curve in ((8, (0.9, 0.5, 0.2, 0.3)), (16, (0.9, 0.1, 0.1, 0.1)), (32, (0.9, 0.8, 0.7))):
-        for i, value in enumerate(curve):
-            rows.append({"batch_size": b, "step": 10 * i, "val_loss": value})
-            rows.append({"batch_size": b, "step": 10 * i + 5, "val_loss": None})
-    runs = read_runs(pd.DataFrame(rows), goal=CurveGoal("val_loss", 0.3)).runs
-    assert list(runs["steps"]) == [20, 10, 20]
-    assert list(runs["censored"]) == [False, False, True]
-    assert list(runs["check"].iloc[:2]) == [10, 10]
-    rising = pd.DataFrame(rows).assign(acc=lambda t: 1 - t["val_loss"])
-    runs = read_runs(rising, goal=CurveGoal("acc", 0.9, at_least=True)).runs
-    assert list(runs["censored"]) == [True, False, True]
-
-
-def test_a_curve_that_ends_infinite_has_diverged():
-    rows = [{"batch_size": 8, "step": 10, "val_loss": 0.1, "lr": 1}]
-    for step, value in ((10, 0.9), (20, math.inf)):
-        rows.append({"batch_size": 8, "step": step, "val_loss": value, "lr": 2})
-    runs = read_runs(pd.DataFrame(rows), goal=CurveGoal("val_loss", 0.3)).runs
-    assert math.isnan(runs["steps"].iloc[1]) and runs["censored"].iloc[1]
-
-
-def test_a_run_has_its_largest_rate_and_its_median_step_time():
-    rows = []
-    for name, b in (("a", 8), ("b", 16)):
-        for step, rate, seconds in (
-            (10, 0.1, 0.5),
-            (20, 0.3, 0.02),
-            (30, 0.2, None),
-            (40, 0, 0.03),
-        ):
-            row = {"run": name, "batch_size": b, "step": step}
-            rows.append({**row, "lr": rate, "step_seconds": seconds, "devices": 8})
-            rows.append({**row, "val_loss": 1 / step})
-    table = read_runs(pd.DataFrame(rows), goal=CurveGoal("val_loss", 0.04))
-    assert list(table.runs["learning_rate"]) == [0.3, 0.3]
-    assert list(table.runs["step_seconds"]) == [0.03, 0.03]
-    assert list(table.runs["devices"]) == [8, 8]
-    assert list(table.runs["steps"]) == [30, 30]
-    assert any("largest value" in note for note in table.notes)
-
-
-@pytest.mark.parametrize("column", ["batch_size", "seed", "devices"])
-def test_two_runs_of_one_name_are_no_curve(column):
-    curve = {"run": "resnet", "batch_size": 8, "seed": 1, "devices": 1}
-    first = {**curve, "step": 10, "val_loss": 0.5}
-    second = {**curve, column: 2, "step": 15, "val_loss": 0.1}
-    with refuses(f"{column} in line 3 of runs", "2"):
-        read_runs(pd.DataFrame([first, second]), goal=CurveGoal("val_loss", 0.3))
-
-
-@pytest.mark.parametrize("rates", [(1, 0.5, 0.25), (0.1, 0.1, 0.01)])
-def test_a_rate_that_changes_along_the_steps_names_no_runs(rates):
-    rows = []
-    for b in (8, 16):
-        for step, rate in zip((1, 2, 3), rates, strict=True):
-            rows.append({"batch_size": b, "step": step, "lr": rate, "val_loss": 1 / step})
-    goal = CurveGoal("val_loss", 0.4)
-    with refuses("learning_rate of runs"):
-        read_runs(pd.DataFrame(rows), goal=goal)
-    other = pd.DataFrame(rows).assign(lr=lambda table: 2 * table["lr"])
-    with refuses("learning_rate of runs"):
-        read_runs(pd.concat([pd.DataFrame(rows), other]), goal=goal)
-    named = pd.DataFrame(rows).assign(run=lambda table: table["batch_size"])
-    assert list(read_runs(named, goal=goal).runs["steps"]) == [3, 3]
-
-
 def test_a_chosen_column_replaces_one_of_our_name():
     table = law_runs(global_batch=[8 * b for b in SIZES])
     runs = read_runs(table, names={"batch_size": "global_batch"}).runs
@@ -225,7 +158,76 @@ def test_a_chosen_column_replaces_one_of_our_name():
     assert list(runs["steps"]) == [20]
 
 
+# ---- The best rate ----
+
+
+def test_a_best_rate_at_an_end_has_a_note_in_text_and_json():
+    """With and without times, and with a law by a prior."""
+    for count in (2, 7):
+        for columns in ([], ["step_seconds"]):
+            runs = law_runs(lr=0.1).iloc[:count].drop(columns=columns)
+            slower = runs.assign(lr=0.2, steps=2 * runs["steps"])
+            advice = lit_dps.advise(pd.concat([runs, slower]))
+            document = advice.to_dict()
+            noted = [*document["notes"], *document["assumed"]]
+            assert sum("learning_rate low" in note for note in noted) == 1
+            assert "".join(advice.text.split()).count("learning_ratelow") == 1
+
+
+def test_the_law_of_rates_omits_bounds_and_best_rates_at_an_end():
+    rows = []
+    for b, best in ((16, 0.02), (64, 0.04), (256, 0.08), (1024, 0.4)):
+        for rate in (0.01, 0.02, 0.04, 0.08, 0.16, 0.4):
+            steps = (C1 / b + C2) * (1 + abs(math.log(rate / best)))
+            rows.append({"batch_size": b, "lr": rate, "steps": steps, "step_seconds": 0.01 + b})
+    advice = lit_dps.advise(pd.DataFrame(rows))
+    law = advice.answer.rate
+    # The best rate of B = 1024 is at an end.
+    assert law.range == (16, 256)
+    assert law.exponent == pytest.approx(0.5)
+    # Six rates are tried between 0.01 and 0.4.
+    assert law.scatter == pytest.approx(math.log(40) / 5)
+    assert advice.to_dict()["assumed"][-1] == law.describe()
+
+
+def test_a_rate_that_is_best_everywhere_has_an_error():
+    rows = []
+    for b in SIZES[:3]:
+        for rate, factor in ((0.05, 2), (0.1, 1), (0.2, 2)):
+            steps = factor * (C1 / b + C2)
+            rows.append({"batch_size": b, "lr": rate, "steps": steps, "step_seconds": 0.01 + b})
+    law = lit_dps.advise(pd.DataFrame(rows)).answer.rate
+    assert law.exponent == pytest.approx(0, abs=1e-9) and law.error > 0.1
+
+
+def test_stopped_seeds_of_the_best_rate_have_a_note():
+    rows = []
+    for seed, (steps, censored) in enumerate(((300, 0), (310, 0), (100, 1))):
+        rows.append(
+            {"batch_size": 8, "lr": 0.1, "seed": seed, "steps": steps, "censored": censored}
+        )
+    evidence = observe(read_runs(pd.DataFrame(rows)).runs)
+    assert (evidence.observations[0].bound, evidence.observations[0].k) == (AT_MOST, 310)
+    assert any("were stopped before step 310" in note for note in evidence.notes)
+
+
 # ---- Step times ----
+
+
+def test_timed_runs_without_devices_have_a_note():
+    runs = law_runs(devices=[8, None, 8, 8, 8, 8, None])
+    assert any("(2)" in note for note in lit_dps.advise(runs).notes if "1 device" in note)
+    assert not any("count as" in note for note in lit_dps.advise(law_runs(devices=8)).notes)
+
+
+def test_times_that_include_validation_are_not_assumed_to_exclude_it():
+    table = read_runs(law_runs())
+    excluded, included = (
+        advise_on_runs(table._replace(times_include_checks=include)).answer.assumed
+        for include in (False, True)
+    )
+    assert any("exclude validation" in line for line in excluded)
+    assert not any("validation" in line for line in included)
 
 
 def test_runs_on_eight_devices_alone_answer_for_eight():
@@ -278,6 +280,12 @@ def test_the_document_has_the_numbers_of_the_table():
     assert len(document["cells"]) == len(advice.table)
     assert [row["batch_size"] for row in document["measured"]] == SIZES
     assert document["laws"][0]["critical_batch_size"]["value"] == pytest.approx(C1 / C2, rel=0.05)
+    # A single run has no known noise.
+    assert {row["log_error"] for row in document["measured"]} == {None}
+    assert document["near_best"]["devices"] == 1
+    untimed = lit_dps.advise(law_runs().drop(columns="step_seconds")).to_dict()
+    for row in untimed["cells"]:
+        assert row["examples"] == row["steps"]["value"] * row["batch_size"]
     # Unknown numbers are null, not NaN.
     assert json.loads(lit_dps.advise(law_runs()).to_json())["recommendation"]["cost"] == {
         "value": None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from lit_dps.advice.max_steps import (
@@ -62,6 +64,24 @@ def test_the_proposal_is_what_the_goal_needs_and_the_time_pays(run, seconds, ste
     proposal = propose(run, GOAL, 4 * seconds, share=0.25)
     assert proposal.max_steps == steps
     assert f"goal.max_steps: {steps}" in proposal.note
+
+
+def test_without_a_budget_the_pace_alone_decides():
+    """The goal is 4,999,995 steps away, more than the default of goal.max_steps."""
+    slow = short([0.5, 0.4999999, 0.4999998, 0.4999996])
+    proposal = propose(slow, GOAL, math.inf, 1 / 3)
+    expected = expected_steps(slow, GOAL)
+    assert expected > Goal.max_steps
+    assert 2 * expected - 5 <= proposal.max_steps <= 2 * expected
+    assert "--budget" not in proposal.note
+    assert propose(FLAT, GOAL, math.inf, 1 / 3).max_steps == Goal.max_steps
+
+
+def test_progress_below_the_precision_of_a_number_is_not_extrapolated():
+    goal = Goal(1e308, check_interval=5, metric="score", at_least=True)
+    run = short([0.0, 5e-324, 1e-323, 1.5e-323])
+    assert expected_steps(run, goal) is None
+    assert propose(run, goal, math.inf, 1 / 3).max_steps == Goal.max_steps
 
 
 def test_the_note_has_the_share_of_the_budget_that_a_training_takes():
