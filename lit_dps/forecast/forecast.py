@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from lit_dps.analysis.tables import fitted
 from lit_dps.core.racing import default_rungs
 from lit_dps.core.record import StudyRecord
+from lit_dps.core.step_timing import sizes_of
 from lit_dps.core.text import WIDTH, format_duration
-from lit_dps.core.trial import LIGHTNING, SINGLE, Cell
+from lit_dps.core.trial import LIGHTNING, SINGLE, Cell, Trial, Value
 from lit_dps.forecast.remaining import (
     Points,
     Runs,
@@ -24,8 +25,12 @@ from lit_dps.forecast.remaining import (
     stored_record,
 )
 from lit_dps.forecast.step_times import Timing, measure
+from lit_dps.pruning import pruner_of
 from lit_dps.readings.lipschitz import gammas
 from lit_dps.study.noise import MAX_SECONDS
+from lit_dps.study.probe_run import LOCAL_START
+from lit_dps.study.quiet_timing import MAX_SECONDS as MAX_TIMING_SECONDS
+from lit_dps.study.quiet_timing import MAX_SHARE
 from lit_dps.study.setup import StudySetup
 
 # Heads of the columns of times.
@@ -80,9 +85,25 @@ def _timing_remarks(setup: StudySetup, timing: Timing) -> list[str]:
     if max(study.batch_sizes) > largest:
         line += f"; times above B = {largest} are extrapolated"
     lines = [f"timed at B = {batch_sizes} with {threads}", line]
-    if study.axes:
-        axes = ", ".join(f"{key} = {value}" for key, value in study.cells[0].axes)
-        lines.append(f"timed at {axes}; other values may take longer")
+    axes = _timed_axes(setup)
+    if axes:
+        lines.append(f"timed at {_values_text(axes)}; other values may take longer")
+    sizes = sizes_of(setup.middle, study.space)
+    if sizes:
+        lines.append(
+            f"timed at {_values_text(sizes)}, the middle of the search space; other values may "
+            "take longer"
+        )
+    if setup.ranks > 1:
+        lines.append(
+            f"timed in one process; {setup.ranks} ranks that train a trial together take other "
+            "times"
+        )
+    if setup.built_goal.max_examples is not None:
+        lines.append(
+            "goal.max_examples allows more steps if batches are smaller than B, such as the last "
+            "one of an epoch"
+        )
     if setup.grows_batches:
         lines.append(
             "timed at the batch size of each cell; smaller batches of batch.schedule take less time"
@@ -102,6 +123,23 @@ def _timing_remarks(setup: StudySetup, timing: Timing) -> list[str]:
     return lines
 
 
+def _timed_axes(setup: StudySetup) -> dict[str, Value]:
+    """Return the axes that the timed trials have a value of.
+
+    Batches are constant there, and workers of local SGD separate before the first step.
+    """
+    axes = {}
+    for key, value in setup.study.cells[0].axes:
+        if key != LOCAL_START and not key.startswith("batch."):
+            axes[key] = value
+    return axes
+
+
+def _values_text(values: Mapping[str, object]) -> str:
+    """Return values by key as text: "model.width = 256, model.depth = 2"."""
+    return ", ".join(f"{key} = {value}" for key, value in values.items())
+
+
 def _omitted_costs(setup: StudySetup, record: StudyRecord | None) -> list[str]:
     """Return what the times leave out, a line each."""
     lines = []
@@ -116,11 +154,35 @@ def _omitted_costs(setup: StudySetup, record: StudyRecord | None) -> list[str]:
         examples = "all training examples"
         if config.examples is not None:
             examples = f"{config.examples:,} training examples"
+        noise = ""
+        if config.noise:
+            noise = " and a pass of per-example gradients"
         lines.append(
             f"these times exclude smoothness: at most {measurements:,} measurements per trial, "
-            f"each of {passes} passes over {examples}"
+            f"each of {passes} passes{noise} over {examples}, and a pass of per-example gradients "
+            "before the first step"
         )
+    changing = _methods_that_change_masks(setup)
+    if changing:
+        lines.append(
+            f"these times exclude the changes of masks during training by {', '.join(changing)}"
+        )
+    lines.append(
+        "these times exclude the timing of steps after the trials: about "
+        f"{MAX_TIMING_SECONDS:.0f} s at most, or {MAX_SHARE:.0%} of the trials' time"
+    )
     return lines
+
+
+def _methods_that_change_masks(setup: StudySetup) -> list[str]:
+    """Return the pruning methods whose masks change during training, each once."""
+    methods: dict[str, None] = {}
+    settings = setup.trial_settings()
+    for cell in setup.study.cells:
+        config = settings.resolve(Trial(cell, 0, setup.middle)).pruning
+        if cell.sparsity > 0 and pruner_of(config.method, config.options).every is not None:
+            methods[config.method] = None
+    return list(methods)
 
 
 @dataclass(frozen=True)
@@ -285,7 +347,9 @@ def study_table(
     for cell in points:
         schedule = setup.batch.with_axes(cell.axes).build()
         # The faster a step, the more steps and validations are within `goal.max_seconds`.
-        least_seconds = timing.least_step(cell.batch_size)
+        least_seconds = 0.0
+        if schedule.is_constant:
+            least_seconds = timing.least_step(cell.batch_size)
         steps = goal.most_steps(cell.batch_size, least_seconds, schedule)
         reached = [pause for pause in pauses if pause < steps]
         most_steps[cell] = steps

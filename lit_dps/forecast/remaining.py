@@ -86,7 +86,7 @@ def forecast_basis(
             trials += " on the dense network"
     text = f"the mean steps at the nearest batch size, of {trials}"
     if laws:
-        text += ", scaled by the law of K*"
+        text += ", scaled in proportion to K*"
     return text
 
 
@@ -114,9 +114,9 @@ def ratio_by_laws(laws: Mapping[Series, Law]) -> StepRatio:
         if cell.series in laws:
             candidates.insert(0, laws[cell.series])
         for law in candidates:
-            low, high = law.reach
-            if low <= min(cell.batch_size, batch_size) and max(cell.batch_size, batch_size) <= high:
-                return float(law.steps(cell.batch_size) / law.steps(batch_size))
+            here, there = law.predict([cell.batch_size, batch_size])["steps"]
+            if not math.isnan(here / there):
+                return float(here / there)
         return 1.0
 
     return ratio
@@ -178,7 +178,7 @@ def remaining_trials(
     """
     mean = None
     if record is not None:
-        mean = mean_of_nearest_batch_size(_steps_run(record.results), points, ratio)
+        mean = mean_of_nearest_batch_size(_steps_run(record, record.results), points, ratio)
     counts = {cell: len(remaining) for cell, remaining in points.items()}
     return _runs(counts, most_steps, mean)
 
@@ -210,15 +210,16 @@ def remaining_repeats(
         counts[cell] = _missing_repeats(plan, cell, record)
         if remaining:
             counts[cell] = plan.count * plan.points
-        k_star = None
-        if record is not None:
-            k_star = record.k_star_steps(cell)
         limits[cell] = most_steps[cell]
-        if k_star is not None:
-            limits[cell] = min(plan.limit(k_star), most_steps[cell])
+        if record is not None:
+            limit = min(plan.limit(record.k_star_steps(cell)), most_steps[cell])
+            # A repeat stops at the first validation at or after its limit.
+            interval = record.goal.check_interval
+            limits[cell] = min(math.ceil(limit / interval) * interval, most_steps[cell])
     mean = None
     if basis is not None:
-        for steps in (_steps_run(basis.repeats), _k_stars(basis), _steps_run(basis.results)):
+        repeats = _steps_run(basis, basis.repeats)
+        for steps in (repeats, _k_stars(basis), _steps_run(basis, basis.results)):
             if mean is None:
                 mean = mean_of_nearest_batch_size(steps, points, ratio)
     return _runs(counts, limits, mean)
@@ -268,12 +269,14 @@ def _runs(
     return runs
 
 
-def _steps_run(results: Mapping[Cell, Sequence[TrialResult]]) -> dict[Cell, list[float]]:
-    """Return how many steps each finished trial ran, without failed ones, by cell."""
+def _steps_run(
+    record: StudyRecord, results: Mapping[Cell, Sequence[TrialResult]]
+) -> dict[Cell, list[float]]:
+    """Return how many steps each finished trial ran, without failed ones, by trained cell."""
     steps: dict[Cell, list[float]] = {}
-    for cell, of_cell in results.items():
+    for cell in record.trained_cells:
         steps[cell] = []
-        for result in of_cell:
+        for result in results.get(cell, ()):
             if result.status is not Status.FAILED:
                 steps[cell].append(result.steps_run)
     return steps
@@ -282,7 +285,7 @@ def _steps_run(results: Mapping[Cell, Sequence[TrialResult]]) -> dict[Cell, list
 def _k_stars(record: StudyRecord) -> dict[Cell, list[float]]:
     """Return K* of each cell that has one, in steps, as a list of one value."""
     k_stars: dict[Cell, list[float]] = {}
-    for cell in record.results:
+    for cell in record.trained_cells:
         k_star = record.k_star_steps(cell)
         if k_star is not None:
             k_stars[cell] = [k_star]

@@ -6,6 +6,7 @@ The parts are the start, a step, a validation and the pruning. Nothing is stored
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -63,12 +64,12 @@ class Timing:
         return max(errors)
 
     def least_step(self, batch_size: int) -> float:
-        """Return the seconds that a step takes at least; the line's seconds with several sizes."""
-        if len(self.measured) == 1:
-            # The smallest batch size is timed. Larger batches take at least as long.
-            (times,) = self.measured.values()
-            return times.step
-        return self.step.at(batch_size)
+        """Return the seconds that a step takes at least; 0 if they are unknown.
+
+        A step takes at least as long as each timed step of the same or a smaller batch size.
+        """
+        seconds = [times.step for size, times in self.measured.items() if size <= batch_size]
+        return max(seconds, default=0.0)
 
 
 def measure(setup: StudySetup) -> Timing:
@@ -99,9 +100,14 @@ def measure(setup: StudySetup) -> Timing:
         measured[largest] = _timed_trial(setup, largest, steps)
     start = measured[sizes[0]].start
     pruning = 0.0
+    checks = [warm_up.check, measured[sizes[0]].check]
     if max(setup.study.sparsities) > 0:
-        pruned_start = _timed_trial(setup, sizes[0], 1, prunes=True).start
-        pruning = max(pruned_start - start, 0.0)
+        pruned = _timed_trial(setup, sizes[0], 1, prunes=True)
+        pruning = max(pruned.start - start, 0.0)
+        checks.append(pruned.check)
+    # Of two validations the first one may be slow.
+    median = statistics.median_low(checks)
+    measured[sizes[0]] = measured[sizes[0]]._replace(check=median)
     step, check = _lines_through(measured)
     return Timing(
         measured=measured,

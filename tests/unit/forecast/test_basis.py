@@ -7,6 +7,7 @@ import dataclasses
 
 import pytest
 
+from lit_dps.analysis.law_verdict import Trust
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell
@@ -66,6 +67,21 @@ def test_a_series_without_a_law_has_the_ratio_of_another():
     assert ratio_by_laws(laws)(Cell(2, 0.9), 8) == ratio_by_laws(laws)(Cell(2, 0.0), 8) > 2
     assert ratio_by_laws({})(Cell(2, 0.0), 8) == 1
     assert ratio_by_laws(laws)(Cell(128 * 64, 0.0), 128) == 1, "farther than the law reaches"
+
+
+def test_a_law_that_only_interpolates_gives_the_ratio_of_measured_k_star():
+    """K* is flat up to B = 64, and the fitted constants fall by a factor of 8 from 8 to 64."""
+    flat = {8: 1000, 32: 1000, 64: 1000, 128: 300, 256: 100, 512: 100}
+    found = {}
+    for b, steps in flat.items():
+        found[Cell(b)] = law_results(Cell(b), 16, 0.0, steps, goal=GOAL)
+    bent = record(found)
+    (law,) = laws_of(bent).values()
+    assert law.verdict.trust is Trust.INTERPOLATED
+    along = ratio_by_laws(laws_of(bent))
+    measured = bent.k_star_steps(Cell(64)) / bent.k_star_steps(Cell(8))
+    assert along(Cell(64), 8) == pytest.approx(measured)
+    assert law.steps(64) / law.steps(8) < 0.5 * measured
 
 
 def test_two_batch_sizes_have_no_law():

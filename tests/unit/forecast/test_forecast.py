@@ -11,8 +11,10 @@ from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.goal import Goal
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.repeats import RepeatPlan
+from lit_dps.core.search_space import Range
 from lit_dps.core.text import WIDTH, format_duration
 from lit_dps.core.trial import Cell, TrialResult
+from lit_dps.core.trial_config import BatchConfig
 from lit_dps.forecast.forecast import forecast, study_table
 from lit_dps.forecast.remaining import Runs, remaining_repeats, remaining_trials
 from lit_dps.forecast.step_times import Line, Timing
@@ -135,6 +137,8 @@ def test_repeats_go_to_a_multiple_of_k_star_or_to_the_budget_at_most():
         B: Runs(6, 160, 48),  # 4 x 48 is more than the budget
         C: Runs(6, 160, 48),
     }
+    # 2.2 x 32 = 70.4 steps end at the validation at 80.
+    assert repeats_left(RepeatPlan(3, 2, 2.2), left, stored())[A] == Runs(6, 80, 32)
     one = stored(
         [repeat(A, 0, 1, 48), repeat(A, 2, 1, 48)]
     )  # the latter of a point that is not the best any more
@@ -149,10 +153,14 @@ def test_a_cell_whose_trials_are_done_without_a_k_star_has_nothing_to_repeat():
     assert repeats_left(plan, left, stored())[C].count == 0
 
 
-def table_lines(record=None, width=WIDTH, timing=TIMING, goal=GOAL, **asked) -> list[str]:
+def table_lines(
+    record=None, width=WIDTH, timing=TIMING, goal=GOAL, batch=None, **asked
+) -> list[str]:
     asked = {"sparsities": [0.0], "trials": 3, "workers": 1, **asked}
     study = StudyConfig(batch_sizes=[2, 64], **asked)
     setup = setup_of(study, StorageConfig(), Workload({}, {}, {}), goal, {}, {})
+    if batch is not None:
+        setup = dataclasses.replace(setup, batch=BatchConfig(**batch))
     points = setup.remaining_points({} if record is None else record.results)
     return study_table(setup, points, record, timing, record, width)
 
@@ -221,6 +229,89 @@ def test_a_trial_starts_and_prunes_again_after_each_rung():
     assert rows["2"][-1] == format_duration(seconds)
     assert rows["pruning"] == ["6", format_duration(6 * 3 * 3.0)]
     assert "(48, 200 steps)" in told[0]
+
+
+def test_several_timed_sizes_bound_the_steps_within_max_seconds():
+    """A step takes at least as long as the steps of smaller timed sizes, whatever the line says."""
+    measured = {2: RunTimes(0.5, 0.1, 0.2), 8: RunTimes(0.5, 0.2, 0.2)}
+    timing = Timing(measured, 0.5, Line(0.1, 0.01), Line(0.2, 0.0))
+    rows, _ = table(timing=timing, goal={**GOAL, "max_seconds": 8.0})
+    assert rows["2"][1] == "240", "3 x 80 steps of 0.1 s"
+    assert rows["64"][1] == "144", "3 x 48 steps, the first validation after 40 steps of 0.2 s"
+
+
+def test_smaller_batches_of_a_schedule_may_take_more_steps_within_max_seconds():
+    timing = Timing({2: RunTimes(0.5, 0.1, 0.2)}, 0.5, Line(0.1, 0.0), Line(0.2, 0.0))
+    goal = {**GOAL, "max_seconds": 8.0}
+    schedule = {"schedule": "doubling", "options": {"start": 0.5, "steps": 10}}
+    rows, _ = table(timing=timing, goal=goal, batch=schedule)
+    assert rows["64"][1] == "480", "3 x max_steps"
+
+
+def test_shared_trials_count_once_in_an_expectation():
+    """The dense cells of two values of `pruning.batch_size` show the same trials."""
+    first, second = (Cell(2, 0.0, (("pruning.batch_size", n),)) for n in (10, 20))
+    sparse = Cell(2, 0.9, (("pruning.batch_size", 10),))
+    results = {
+        first: [ran(first, 0, 32, "complete")],
+        sparse: [ran(sparse, 0, 96, "complete")],
+    }
+    record = record_of({Cell(2): []})
+    record = dataclasses.replace(
+        record,
+        sparsities=(0.0, 0.9),
+        axes={"pruning.batch_size": (10, 20)},
+        results={**dict.fromkeys(record.cells, ()), **results, second: results[first]},
+        shared={second: first},
+    )
+    (runs,) = remaining_trials({Cell(4): {0}}, {Cell(4): 160}, record, as_before).values()
+    assert runs.expected_steps == 64
+
+
+def forecast_text(monkeypatch, trainer=None, goal=None, smoothness=None, pruning=None, **study):
+    """The forecast of a study at B = 2, whose timing is given."""
+    timing = dataclasses.replace(TIMING, measured={2: RunTimes(0.5, 0.1, 0.2)})
+    monkeypatch.setattr("lit_dps.forecast.forecast.measure", lambda setup: timing)
+    study = {"batch_sizes": [2], "sparsities": [0.0], "trials": 2, "workers": 1, **study}
+    workload = Workload({}, {}, trainer or {})
+    goal = {**GOAL, **(goal or {})}
+    setup = setup_of(
+        StudyConfig(name="unstored", **study),
+        StorageConfig(),
+        workload,
+        goal,
+        pruning or {},
+        smoothness or {},
+    )
+    return forecast(setup)
+
+
+def test_remarks_name_what_a_timing_leaves_out(monkeypatch):
+    plain = forecast_text(monkeypatch)
+    for word in ("ranks", "search space", "max_examples", "masks", "smoothness"):
+        assert word not in plain
+    assert "timing of steps after the trials" in plain
+    ranks = {"accelerator": "cpu", "devices": 2, "strategy": "ddp"}
+    assert "2 ranks" in forecast_text(monkeypatch, trainer=ranks)
+    assert "max_examples" in forecast_text(monkeypatch, goal={"max_examples": 100})
+    space = {"model.width": Range(64, 448, integer=True), "model.lr": Range(0.1, 1.0)}
+    text = forecast_text(monkeypatch, space=space)
+    assert "timed at model.width = 256, the middle" in text
+    moving = {"sparsities": [0.9], "pruning": {"method": "rigl"}}
+    assert "masks during training by rigl" in forecast_text(monkeypatch, **moving)
+    assert "masks" not in forecast_text(monkeypatch, sparsities=[0.9])
+
+
+@pytest.mark.parametrize(("noise", "passes"), [(False, 1), (True, 2)])
+def test_passes_of_per_example_gradients_are_named(monkeypatch, noise, passes):
+    text = forecast_text(monkeypatch, smoothness={"interval": 16, "noise": noise})
+    assert text.count("pass of per-example gradients") == passes
+
+
+def test_axes_at_which_nothing_is_timed_are_not_named(monkeypatch):
+    grid = {"local.start": [0, 16], "model.width": [8, 16]}
+    text = forecast_text(monkeypatch, grid=grid)
+    assert "timed at model.width = 8; " in text and "local.start" not in text
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,21 @@ def test_a_step_and_a_check_last_as_long_as_those_of_the_module(timing):
     assert timing.pruning == 0
 
 
+@pytest.mark.parametrize(
+    ("checks", "sparsity", "expected"),
+    [((5.0, 0.1), 0.0, 0.1), ((0.1, 5.0), 0.0, 0.1), ((5.0, 0.2, 0.1), 0.5, 0.2)],
+)
+def test_a_slow_validation_of_several_does_not_count(monkeypatch, checks, sparsity, expected):
+    seconds = iter(checks)
+
+    def timed(*_) -> RunTimes:
+        return RunTimes(0.0, 1.0, next(seconds))
+
+    monkeypatch.setattr("lit_dps.forecast.step_times.timed_run", timed)
+    found = measure(study(batch_sizes=(4,), sparsities=(sparsity,)))
+    assert found.check == Line(expected, 0.0) and next(seconds, None) is None
+
+
 def test_lines_are_carried_beyond_the_measured_batch_sizes():
     """Batches of 4 and 16 give the seconds of 64, where times have no noise."""
     step = fit_line([4, 16], [0.004 + 0.001 * b for b in (4, 16)])
