@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import sys
 import time
@@ -20,6 +22,7 @@ from lit_dps.core.atomic_write import not_written
 from lit_dps.core.errors import StorageError
 from lit_dps.core.goal import Goal
 from lit_dps.core.text import number_text
+from lit_dps.core.trial import Status
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.storage.advice_store import AdviceStore
@@ -28,15 +31,18 @@ from lit_dps.training.example_count import declared_batch_size, full_batch_size,
 from lit_dps.training.lightning_private import callbacks_of
 from lit_dps.training.stopwatch import stopwatch_of
 
+# Sections of the configuration that decide the steps to a goal, beside the section goal.
+SECTIONS = ("model", "data", "optim", "local", "pruning", "batch")
+
 
 class PredictionCallback(Callback):
     """Logs predicted and real steps and hours of a run to the goal, and stores them.
 
     `lit-dps calibration` reads the stored pairs. Like the predictions, hours are of steps with
     their data and of validations; the time to start, to log and to save is stored separately.
-    A run with another batch size or goal gets a note and is not stored. A run on another number of
-    devices is stored with that number, and its hours are not compared. A run from a checkpoint is
-    stored without hours, because its steps before the checkpoint were not timed.
+    A run with another batch size, goal or workload gets a note and is not stored. A run on another
+    number of devices is stored with that number, and its hours are not compared. A run from a
+    checkpoint is stored without hours, because its steps before the checkpoint were not timed.
 
     Args:
         storage: Optuna storage URL of the study that the advice is for.
@@ -45,6 +51,10 @@ class PredictionCallback(Callback):
         devices: The number of devices.
         steps, hours: Lower 95 % limit, value and upper limit of the prediction.
         goal: The goal by `describe_goal`; None if it is unknown, as before 2026-11-29.
+        workload: The settings by `digest_of_settings`; None if they are unknown.
+
+    Attributes:
+        settings: The keys that files and options of `fit` set; None outside of the command.
     """
 
     def __init__(
@@ -56,6 +66,7 @@ class PredictionCallback(Callback):
         steps: list[float],
         hours: list[float],
         goal: str | None = None,
+        workload: str | None = None,
     ):
         self.storage = storage
         self.study = study
@@ -64,6 +75,8 @@ class PredictionCallback(Callback):
         self.steps = steps
         self.hours = hours
         self.goal = goal
+        self.workload = workload
+        self.settings: Mapping[str, Any] | None = None
         self._began = time.monotonic()
         self._real_batch_size = 0  # 0 until it is known
 
@@ -123,6 +136,11 @@ class PredictionCallback(Callback):
         text = "no goal" if goal is None else describe_goal(goal.goal)
         if self.goal not in (None, text):
             return f"The prediction is for {self.goal}, but this run has {text}"
+        if self.workload is None or self.settings is None:
+            return None
+        if digest_of_settings(self.settings) != self.workload:
+            sections = ", ".join(SECTIONS)
+            return f"The prediction is for other values than this run has in {sections}"
         return None
 
     def _real_values(self, trainer: Trainer) -> dict[str, Any]:
@@ -140,6 +158,7 @@ class PredictionCallback(Callback):
         steps_to_goal = None if goal is None else goal.steps_to_result
         return {
             "reached": steps_to_goal is not None,
+            "diverged": goal is not None and goal.status is Status.INFEASIBLE,
             # A run that resumes after its goal trains on.
             "steps": steps_to_goal or trainer.global_step,
             "hours": hours,
@@ -151,6 +170,33 @@ class PredictionCallback(Callback):
 def describe_goal(goal: Goal) -> str:
     """Return the goal and its check interval as text; `goal.max_steps` changes no K."""
     return f"{goal}, check interval {goal.check_interval}"
+
+
+def digest_of_settings(settings: Mapping[str, Any]) -> str:
+    """Return a digest of the settings that decide the steps to a goal.
+
+    Args:
+        settings: Keys of the configuration, such as "model.init_args" or "data". Of other sections
+            than `SECTIONS` they are ignored. Of a class path only the name of the class counts,
+            because a class of a script moves to a module before `fit`.
+    """
+    relevant = {}
+    for key, value in settings.items():
+        if key.partition(".")[0] in SECTIONS:
+            relevant[key] = _with_class_names(key.rpartition(".")[2], value)
+    text = json.dumps(relevant, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _with_class_names(key: str, value: Any) -> Any:
+    """Return the value of a key with the name of a class in place of each class path."""
+    if isinstance(value, Mapping):
+        return {str(name): _with_class_names(str(name), each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_class_names("", each) for each in value]
+    if key == "class_path":
+        return str(value).rpartition(".")[2]
+    return value
 
 
 def _goal_callback(trainer: Trainer) -> GoalErrorCallback | None:
@@ -172,13 +218,14 @@ def calibrate(outcomes: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Return a table of all runs, then the bias and the coverage of the predictions, as text.
 
     The bias is the geometric mean of real over predicted values. The coverage is the share of runs
-    within the 95 % limits. A run that missed its goal counts as outside if it ran beyond the upper
-    limit; otherwise it does not count.
+    within the 95 % limits. A run that diverged counts as outside. Another run that missed its goal
+    counts as outside if it ran beyond the upper limit; otherwise it does not count.
 
     Args:
-        outcomes: By study: batch_size, devices, reached, steps, hours (of steps and validations;
-            None if not every step was timed), other_hours (to start, log and save), real_devices,
-            and predicted_steps and predicted_hours, each as lower limit, value and upper limit.
+        outcomes: By study: batch_size, devices, reached, diverged (outcomes before 2026-11-30 lack
+            it), steps, hours (of steps and validations; None if not every step was timed),
+            other_hours (to start, log and save), real_devices, and predicted_steps and
+            predicted_hours, each as lower limit, value and upper limit.
     """
     runs = []
     rows = []
@@ -224,7 +271,9 @@ def _row(study: str, run: Mapping[str, Any]) -> dict[str, str]:
         low, value, high = run[f"predicted_{name}"]
         row[f"predicted {name}"] = estimate(value, Interval(low, high))
         row[f"real {name}"] = significant(run[name])
-        if not run["reached"] and run[name] is not None:
+        if run.get("diverged"):
+            row[f"real {name}"] = "diverged"
+        elif not run["reached"] and run[name] is not None:
             row[f"real {name}"] = f"> {row[f'real {name}']}"
     row["other hours"] = significant(run.get("other_hours"))
     return row
@@ -242,7 +291,7 @@ def _summary(name: str, runs: Sequence[Mapping[str, Any]]) -> str:
             log_ratios.append(math.log(real / value))
         if run["reached"] and low <= real <= high:
             inside += 1
-        elif run["reached"] or real > high:
+        elif run["reached"] or run.get("diverged") or real > high:
             outside += 1
         else:
             unknown += 1

@@ -11,7 +11,7 @@ from lightning.pytorch import Trainer
 from lit_dps.advice.answer import Answer
 from lit_dps.advice.branch_law import Branched
 from lit_dps.advice.pilot_plan import with_values
-from lit_dps.advice.prediction import describe_goal
+from lit_dps.advice.prediction import describe_goal, digest_of_settings
 from lit_dps.advice.question import Question
 from lit_dps.advice.user_workload import probe_setup
 from lit_dps.core.trial_config import OptimConfig, plain
@@ -90,11 +90,6 @@ def _config(
     trainer["devices"] = devices
     if parts > 1:
         trainer["accumulate_grad_batches"] = parts
-    callbacks = as_list(trainer.get("callbacks"))
-    if is_predicted:
-        callbacks.append(_prediction_callback(question, best))
-    if callbacks:
-        trainer["callbacks"] = callbacks
     goal = {}
     for key, value in plain(question.setup.goal).items():
         # Full validations are predicted, and `fit` shows what they measure.
@@ -110,6 +105,11 @@ def _config(
         config["optim"] = plain(question.setup.optim)
     if question.setup.local.on:
         config["local"] = plain(question.setup.local)
+    callbacks = as_list(trainer.get("callbacks"))
+    if is_predicted:
+        callbacks.append(_prediction_callback(question, best, config))
+    if callbacks:
+        trainer["callbacks"] = callbacks
     return config
 
 
@@ -124,8 +124,16 @@ def _changed_trainer_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return changed
 
 
-def _prediction_callback(question: Question, best: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration of the callback that compares a run with its prediction."""
+def _prediction_callback(
+    question: Question, best: Mapping[str, Any], config: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the configuration of the callback that compares a run with its prediction.
+
+    Args:
+        question: The question.
+        best: The recommended row.
+        config: The other sections of the configuration.
+    """
     arguments: dict[str, Any] = {
         "storage": without_password(question.store.url),
         "study": question.setup.study.name,
@@ -135,4 +143,9 @@ def _prediction_callback(question: Question, best: Mapping[str, Any]) -> dict[st
     for name in ("steps", "hours"):
         arguments[name] = [float(best[f"{name}{end}"]) for end in ("_low", "", "_high")]
     arguments["goal"] = describe_goal(question.setup.built_goal)
+    settings = {}
+    for section, content in config.items():
+        for key, value in content.items():
+            settings[f"{section}.{key}"] = value
+    arguments["workload"] = digest_of_settings(settings)
     return {"class_path": PREDICTION_CALLBACK, "init_args": arguments}

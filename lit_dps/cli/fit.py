@@ -23,6 +23,7 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import MLFlowLogger
 
+from lit_dps.advice.prediction import PredictionCallback
 from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.config_file import SECTION_CLASSES
 from lit_dps.cli.json_output import Outcome, with_document
@@ -260,6 +261,9 @@ class DPSCLI(LightningCLI):
         arguments = {**ddp.trainer_arguments(dict(config.trainer.items())), **kwargs}
         callbacks = as_list(arguments.get("callbacks"))
         refuse_goals(callbacks, "trainer.callbacks")
+        for callback in callbacks:
+            if isinstance(callback, PredictionCallback):
+                callback.settings = {each.key: each.value for each in self.command.settings}
         for key, kind in CALLBACKS.items():
             if key == "goal" and config.optim.average_half_life:
                 callbacks.append(AverageCallback(config.optim.average_half_life))

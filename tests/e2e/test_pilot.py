@@ -106,14 +106,12 @@ def test_the_users_run_and_a_few_larger_batches_give_the_curve(tmp_path, monkeyp
     assert "\nyour run: B = 32" not in again.stderr and "timing steps" not in again.stderr
     chosen = yaml.safe_load((tmp_path / "mlruns/figures/Module/advice/fit.yaml").read_text())
     assert chosen["data"]["init_args"]["batch_size"] == chosen_size > 32
-    fitted = run_here(
-        tmp_path,
-        "fit",
-        "--config",
-        tmp_path / "mlruns/figures/Module/advice/fit.yaml",
-        "--trainer.devices",
-        1,
-    )
+    file = tmp_path / "mlruns/figures/Module/advice/fit.yaml"
+    fit = ("fit", "--config", file, "--trainer.devices", 1)
+    # A run with another rate is no outcome of the prediction.
+    other = run_here(tmp_path, *fit, "--model.lr", 1e-4)
+    assert other.returncode == 0 and "not stored" in other.stderr
+    fitted = run_here(tmp_path, *fit)
     assert fitted.returncode == 0 and "complete after" in fitted.stdout, fitted.stderr
     calibration = run_here(tmp_path, "calibration")
     assert "of 1 within the 95 % limits" in calibration.stdout

@@ -217,6 +217,10 @@ def test_calibration_tells_bias_and_coverage(golden):
     # The hours of a run on other devices do not count, its steps do.
     other = {**run(50), "devices": 4, "real_devices": 1, "other_hours": 0.1}
     golden.check("advice/calibration-devices.txt", calibrate({"a": [run(110), other]}))
+    # A run that diverged, long before the upper limit, is outside.
+    ended = {**run(10, False), "diverged": True}
+    text = calibrate({"a": [run(110), ended]})
+    assert text.count("1 of 2 within") == 2 and "diverged" in text and "ended before" not in text
     golden.check("advice/calibration-empty.txt", calibrate({"a": []}))
 
 

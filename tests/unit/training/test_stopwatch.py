@@ -4,6 +4,7 @@ moves."""
 from __future__ import annotations
 
 import json
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,12 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from torch import nn
 
-from lit_dps.advice.prediction import PredictionCallback, calibrate, describe_goal
+from lit_dps.advice.prediction import (
+    PredictionCallback,
+    calibrate,
+    describe_goal,
+    digest_of_settings,
+)
 from lit_dps.analysis.step_seconds import step_seconds
 from lit_dps.core.trial import Cell, Status, Trial
 from lit_dps.models import MLP
@@ -176,6 +182,41 @@ def test_a_run_of_another_goal_is_no_pair(tmp_path, capsys):
     fitted(url, {**GOAL, "max_steps": 8}, text)
     (stored,) = list_advice(url)["mine"]["outcomes"]
     assert stored["steps"] == 8
+
+
+def test_a_run_with_other_settings_is_no_pair(capsys):
+    model = {
+        "class_path": "my_script.Net",
+        "init_args": {"lr": 0.02, "loss": {"class_path": "a.B"}},
+    }
+    settings = {"model.class_path": "Net", "model.init_args": model["init_args"], "data.n": 2}
+    digest = digest_of_settings(settings)
+    trainer = SimpleNamespace(callbacks=[], world_size=1)
+    prediction = PredictionCallback("", "mine", 32, 1, [1, 2, 3], [1, 2, 3], None, digest)
+    assert prediction._difference(trainer) is None
+    # Classes move from a script to a module, and devices do not change the steps.
+    prediction.settings = {**settings, "model.class_path": "my_module.Net", "trainer.devices": 2}
+    assert prediction._difference(trainer) is None
+    others = [{"model.lr": 0.2}, {"model.init_args": {"lr": 0.2}}, {"pruning.sparsity": 0.9}]
+    for other in [*others, {"model.class_path": "my_module.Other"}]:
+        prediction.settings = {**settings, **other}
+        assert "model" in prediction._difference(trainer)
+
+
+def test_a_run_that_diverges_is_stored_as_diverged(tmp_path):
+    url = f"sqlite:///{tmp_path}/study.db"
+
+    class Explodes(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            with torch.no_grad():
+                next(pl_module.parameters()).fill_(math.nan)
+
+    prediction = PredictionCallback(url, "mine", 32, 1, [10, 12, 14], [0.05, 0.1, 0.2])
+    built = Workload(SLOW, DATA, {"accelerator": "cpu", **STUDY_TRAINER}).build(TRIAL)
+    callbacks = [prediction, GoalErrorCallback(**GOAL), Explodes()]
+    Trainer(**{**built.trainer, "callbacks": callbacks}).fit(built.module, built.data)
+    (stored,) = list_advice(url)["mine"]["outcomes"]
+    assert stored["diverged"] and not stored["reached"] and stored["steps"] == 4
 
 
 def test_the_batch_size_on_several_ranks_is_the_declared_one(monkeypatch):
