@@ -337,8 +337,7 @@ def _ask_and_answer(
     try:
         with interruptible(session.stop, LEAVING), ExitStack() as stack:
             stack.callback(_save_time, clock)
-            config = session.probe_study.setup.config()
-            stack.callback(lambda: store.forget_files(written_files(config)))
+            stack.callback(lambda: store.forget_files(written_files()))
             if proposal is not None:
                 store.keep(max_steps=proposal.max_steps)
             store.keep(configuration=session.probe_study.setup.identity(session.data))

@@ -83,7 +83,7 @@ def first_steps(
         if kind == PARAMETERS:
             short_trials[place] = _read(versions[-1][2], setup)
     computed: dict[str, list[str]] = {}
-    with StageLine("first steps of the script's model") as line:
+    with StageLine("first steps of your model") as line:
         for number, (place, short_trial) in enumerate(short_trials.items(), 1):
             reader = partial(_Reader, line, f"trial {number} of {len(short_trials)}")
             computed |= _computed(setup, short_trial, environment, place, expected, reader)
@@ -262,7 +262,7 @@ class _Reader(Callback):
         self._read_weights("norm of the trained weights", pl_module)
 
     def on_validation_batch_end(self, trainer: Trainer, *args: Any) -> None:
-        self._line.update(f"{self._state}, validation")
+        self._line.update(self._state)
 
     def _read_weights(self, name: str, module: LightningModule) -> None:
         weights = []

@@ -304,7 +304,7 @@ class _StudyRun:
 
     def _forget_written_files(self) -> None:
         """Store that the model's files which changed since the command began are `UNKNOWN`."""
-        written = {*written_files(self.setup.config())} - self.written
+        written = {*written_files()} - self.written
         if written and self.setup.environment.key is not None:
             forget_files(self.url, self.name, self.setup.environment.key, written)
             self.written |= written

@@ -32,7 +32,7 @@ _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionD
 # The script, which workers import under another name, and files that installations differ in.
 _SKIPPED = ("__main__", "__mp_main__", "sitecustomize", "usercustomize")
 _hashes_of_local = cache(hashes_of_paths)
-_seen: dict[str, list[str]] = {}  # hashes of these files since the command began
+_seen: dict[str, list[str]] = {}  # hashes of these files when the command began
 
 
 def source_hashes(config: Any, is_start: bool = False) -> dict[str, list[str]]:
@@ -73,29 +73,24 @@ def source_hashes(config: Any, is_start: bool = False) -> dict[str, list[str]]:
             if is_start:
                 _refuse_edited(module)
             hashes[_place_of(name, Path(file))] = _hashes_of_file(file)
-    hashes |= file_hashes(config)
+    for argument in _arguments_of_model(config):
+        _seen.setdefault(argument, [_content_of(argument)])
+    hashes |= _file_hashes()
     hashes |= _hashes_of_local(tuple(local_classes(config)))
     return dict(sorted(hashes.items()))
 
 
-def file_hashes(config: Any) -> dict[str, list[str]]:
-    """Return the hashes of the files that the model's arguments name.
-
-    A hash is `UNKNOWN` if the file changed after the command began.
-    """
-    hashes = {}
-    for argument in _arguments_of_model(config):
-        if _seen.get(argument) != UNKNOWN:
-            now = [_content_of(argument)]
-            _seen[argument] = now if _seen.get(argument, now) == now else UNKNOWN
-        if _seen[argument] != [""]:
-            hashes[FILE + argument] = _seen[argument]
-    return hashes
-
-
-def written_files(config: Any) -> list[str]:
+def written_files() -> list[str]:
     """Return the names of the model's files that changed after the command began."""
-    return [name for name, hashes in file_hashes(config).items() if hashes == UNKNOWN]
+    return [name for name, hashes in _file_hashes().items() if hashes == UNKNOWN]
+
+
+def _file_hashes() -> dict[str, list[str]]:
+    """Return the hashes of the files that the model's arguments name; `UNKNOWN` of changed ones."""
+    for argument, hashes in _seen.items():
+        if hashes not in (UNKNOWN, [_content_of(argument)]):
+            _seen[argument] = UNKNOWN
+    return {FILE + argument: hashes for argument, hashes in _seen.items() if hashes != [""]}
 
 
 def _arguments_of_model(config: Any) -> Iterator[str]:

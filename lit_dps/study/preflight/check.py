@@ -212,8 +212,8 @@ def _note_on_processes(setup: StudySetup) -> list[str]:
     if not names or setup.study.workers is not None or ranks.started_by_torchrun():
         return []
     return [
-        f"One worker trains, because {_named(names)} of this script or notebook. {MODULE_HINT} "
-        f"if you want more workers, or lit-dps fit --of {setup.study.name}"
+        f"One worker trains, because {_named(names)} of this script or notebook. {MODULE_HINT}, "
+        f"for several workers and for lit-dps fit --of {setup.study.name}."
     ]
 
 
