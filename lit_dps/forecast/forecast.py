@@ -36,6 +36,8 @@ from lit_dps.study.setup import StudySetup
 # Heads of the columns of times.
 AT_MOST = "time at most"
 EXPECTED = "time expected"
+# The seconds of a run of a cell in a column of times.
+SecondsOf = Callable[[Cell, Runs, str], float]
 # Columns that are left out, in this order, until the table fits the terminal.
 _LESS_NEEDED = ("one validation", "validations", "one step", "steps", "trials")
 
@@ -231,14 +233,14 @@ class _Remaining:
         name: str,
         trials: Mapping[Cell, Runs],
         repeats: Mapping[Cell, Runs],
-        parts: Sequence[Callable[[Cell, Runs, str], float]],
+        seconds_of: SecondsOf,
     ) -> dict:
         """Return a row of the table: the sums over some trials and repeats.
 
         Args:
             name: The row's first entry.
             trials, repeats: Those that count.
-            parts: Functions that return seconds of a run, such as `run_seconds`.
+            seconds_of: Returns the seconds of a run.
         """
         runs = [*trials.values(), *repeats.values()]
         steps = sum(each.count * each.most_steps for each in runs)
@@ -251,25 +253,33 @@ class _Remaining:
             "one validation": "",
         }
         for head in self.heads:
-            of_trials = _sums(trials, head, parts)
-            of_repeats = _sums(repeats, head, parts)
-            row[head] = format_duration(self._seconds(head, of_trials, of_repeats))
+            row[head] = format_duration(self._seconds(trials, repeats, head, seconds_of))
         return row
 
-    def _seconds(self, head: str, trials: _Sums, repeats: _Sums) -> float:
+    def _seconds(
+        self,
+        trials: Mapping[Cell, Runs],
+        repeats: Mapping[Cell, Runs],
+        head: str,
+        seconds_of: SecondsOf,
+    ) -> float:
         """Return the seconds in which the workers run some trials and repeats.
 
         At most, the longest trial begins last. A worker without work ends although trials of other
         workers run. So one worker may run all repeats that follow trials.
         """
+        shared, longest = _total_and_longest(trials, head, seconds_of)
+        serial, longest_repeat = _total_and_longest(repeats, head, seconds_of)
         if head == EXPECTED:
-            return (trials.total + repeats.total) / self.workers
-        serial = repeats.total
-        shared = trials
+            return (shared + serial) / self.workers
         if not self.has_trials:
-            serial, shared = 0.0, repeats
-        last = min(shared.total, self.stack_size * shared.longest)
-        return shared.total / self.workers + (1 - 1 / self.workers) * last + serial
+            shared, longest, serial = serial, longest_repeat, 0.0
+        last = min(shared, self.stack_size * longest)
+        return shared / self.workers + (1 - 1 / self.workers) * last + serial
+
+    def total_seconds(self, cell: Cell, runs: Runs, head: str) -> float:
+        """Return the seconds of a run, with pruning."""
+        return self.run_seconds(cell, runs, head) + self.pruning_seconds(cell, runs, head)
 
     def run_seconds(self, cell: Cell, runs: Runs, head: str) -> float:
         """Return the seconds of a run, without pruning."""
@@ -294,26 +304,18 @@ def _steps_and_starts(runs: Runs, head: str) -> tuple[float, int]:
     return runs.most_steps, runs.starts
 
 
-@dataclass(frozen=True)
-class _Sums:
-    """Seconds of some runs: of all together, and of the longest one."""
-
-    total: float
-    longest: float
-
-
-def _sums(
-    runs: Mapping[Cell, Runs], head: str, parts: Sequence[Callable[[Cell, Runs, str], float]]
-) -> _Sums:
-    """Return the seconds of runs in a column of times."""
+def _total_and_longest(
+    runs: Mapping[Cell, Runs], head: str, seconds_of: SecondsOf
+) -> tuple[float, float]:
+    """Return the seconds of all runs together, and of the longest one, in a column of times."""
     total = 0.0
     longest = 0.0
     for cell, of_cell in runs.items():
         if of_cell.count:
-            seconds = sum(part(cell, of_cell, head) for part in parts)
+            seconds = seconds_of(cell, of_cell, head)
             total += of_cell.count * seconds
             longest = max(longest, seconds)
-    return _Sums(total, longest)
+    return total, longest
 
 
 def study_table(
@@ -389,21 +391,19 @@ def _rows(remaining: _Remaining) -> list[dict[str, str]]:
     """Return the rows of the table: batch sizes, repeats, pruning, the total."""
     trials, repeats = remaining.trials, remaining.repeats
     timing = remaining.timing
-    training = [remaining.run_seconds]
-    pruning = [remaining.pruning_seconds]
     rows = []
     for batch_size in sorted({cell.batch_size for cell in remaining.trials}):
         cells = {cell: runs for cell, runs in trials.items() if cell.batch_size == batch_size}
-        row = remaining.row(str(batch_size), cells, {}, training)
+        row = remaining.row(str(batch_size), cells, {}, remaining.run_seconds)
         row["one step"] = format_duration(timing.step.at(batch_size))
         row["one validation"] = format_duration(timing.check.at(1 / batch_size))
         rows.append(row)
     if remaining.has_repeats:
-        rows.append(remaining.row("repeats", {}, repeats, training))
+        rows.append(remaining.row("repeats", {}, repeats, remaining.run_seconds))
     if remaining.pruned:
-        row = remaining.row("pruning", trials, repeats, pruning)
+        row = remaining.row("pruning", trials, repeats, remaining.pruning_seconds)
         rows.append(row | {"trials": f"{remaining.pruned:,}", "steps": "", "validations": ""})
-    rows.append(remaining.row("total", trials, repeats, [*training, *pruning]))
+    rows.append(remaining.row("total", trials, repeats, remaining.total_seconds))
     return rows
 
 
