@@ -303,9 +303,10 @@ def advise(
             whose arguments are known by `save_hyperparameters` or by equal attributes. Trials make
             new ones. Or a DataFrame of runs that exist; then nothing is trained, and PyTorch is not
             needed. It has one row per run. Columns batch_size [examples of an optimizer step] and
-            steps (to the goal); or step and a metric, one row per validation. Optional columns:
-            learning_rate; censored, 1 for a run that missed the goal, whose steps are a lower
-            bound; seed; devices; step_seconds; check [steps between validations]; run, a name.
+            steps (to the goal); or step and a metric, one row per validation; a run whose last
+            value is infinite has diverged. Optional columns: learning_rate; censored, 1 for a run
+            that missed the goal, whose steps are a lower bound; seed; devices; step_seconds; check
+            [steps between validations]; run, a name.
         data: A LightningDataModule, in the same ways. Left out beside runs.
         goal: The goal, such as "val_loss <= 0.2" or "val_accuracy >= 0.98", or the keys of the
             section goal. Of runs, the goal of loss curves.

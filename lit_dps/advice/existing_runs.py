@@ -163,7 +163,7 @@ def observe(runs: pd.DataFrame) -> Evidence:
             evidence.observations.append(observation)
     evidence.notes[:0] = _notes_on_rates(evidence, searches)
     if uses_medians:
-        evidence.notes.append("K is the median over the seeds of the best rate.")
+        evidence.notes.append("K is the median over the runs of the best rate.")
     return evidence._replace(uses_medians=uses_medians)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,18 @@ YES = ("1", "1.0", "true", "yes")
 EMPTY = ("", "nan", "none", "<na>")
 NO = ("0", "0.0", "false", "no", *EMPTY)
 ROWS_BEFORE_FIRST = 2  # of a CSV file: lines count from 1, and the first one has the names
+
+
+def refuse_repeated_columns(names: Sequence[Any], source: str) -> None:
+    """Raise ConfigError if two columns have one name, or if a name has several levels."""
+    for i, name in enumerate(names):
+        if isinstance(name, tuple):
+            allowed = "a text. Give the table columns of one level"
+            raise ConfigError(f"columns of {source}", name, allowed)
+        # pandas names columns without a name itself.
+        if name != "" and name in names[:i]:
+            allowed = "a name that occurs once. Rename or drop the other column"
+            raise ConfigError(f"columns of {source}", f"twice {name}", allowed)
 
 
 def find_columns(

@@ -27,6 +27,7 @@ from lit_dps.advice.run_columns import (
     place_of,
     plain_name,
     positive_numbers,
+    refuse_repeated_columns,
 )
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.text import number_text
@@ -35,6 +36,7 @@ from lit_dps.core.text import number_text
 RUN_KEYS = ("batch_size", "learning_rate", "seed", "devices")
 SETTINGS = ("batch_size", "seed", "devices")  # one value in all rows of a run
 LOGGED_NAN = ("nan", "-nan")  # texts of a metric that was logged as NaN
+INDEX_NAME = "Unnamed:"  # of a column that pandas wrote without a name
 MAX_LISTED = 6  # names of columns in a note
 
 
@@ -77,7 +79,7 @@ def read_runs(
     """
     if not len(table):
         raise ConfigError(source, "empty", "a table with at least one run")
-    _refuse_repeated_columns(table, source)
+    refuse_repeated_columns(list(table.columns), source)
     notes: list[str] = []
     columns = find_columns(table, source, names or {}, notes)
     # A column of our name that the user replaced by another one.
@@ -119,13 +121,6 @@ def read_runs(
 def has_steps(table: pd.DataFrame, source: str, names: Mapping[str, str]) -> bool:
     """Return True if a table has a column of steps to the goal; arguments as of `read_runs`."""
     return "steps" in find_columns(table, source, names, [])
-
-
-def _refuse_repeated_columns(table: pd.DataFrame, source: str) -> None:
-    repeated = table.columns[table.columns.duplicated()]
-    if len(repeated):
-        allowed = "a name that occurs once. Rename or drop the other column"
-        raise ConfigError(f"columns of {source}", f"twice {repeated[0]}", allowed)
 
 
 def _refuse_missing_values(runs: pd.DataFrame, source: str) -> None:
@@ -173,7 +168,7 @@ def _check_other_columns(runs: Any, source: str, notes: list[str]) -> None:
     """
     different = []
     for column in runs.columns:
-        if column in COLUMNS:
+        if column in COLUMNS or str(column).startswith(INDEX_NAME):
             continue
         values = as_comparable(runs[column])
         if plain_name(str(column)) == "sparsity" and values.nunique(dropna=False) > 1:
@@ -181,7 +176,7 @@ def _check_other_columns(runs: Any, source: str, notes: list[str]) -> None:
                 f"{column} of {source}",
                 ", ".join(map(cell_text, values.unique())),
                 "one value in all runs, because K depends on the sparsity",
-                "Filter the table.",
+                "Give only the runs of one sparsity.",
             )
         if values.groupby(runs["batch_size"]).nunique(dropna=False).max() > 1:
             different.append(str(column))
@@ -380,7 +375,7 @@ def _no_run_meets(goal: CurveGoal, values: Any, source: str) -> ConfigError:
     key = "goal.at_least" if goal.at_least else "goal.at_most"
     if not finite.size:
         raise ConfigError(
-            f"{goal.metric} of {source}", "infinite in every row", "a metric with finite values"
+            f"{goal.metric} of {source}", "not finite in every row", "a metric with finite values"
         )
     best = finite.max() if goal.at_least else finite.min()
     return ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import os
 import sys
 from dataclasses import fields
@@ -14,7 +15,7 @@ import pandas as pd
 from lit_dps.advice.curve_goal import CurveGoal, goal_of
 from lit_dps.advice.existing_runs import advise_on_runs
 from lit_dps.advice.options import devices_of
-from lit_dps.advice.run_columns import without_results
+from lit_dps.advice.run_columns import refuse_repeated_columns, without_results
 from lit_dps.advice.run_table import RunTable, has_steps, read_runs
 from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.json_output import Outcome, with_document
@@ -120,9 +121,13 @@ def _read_file(source: str) -> pd.DataFrame:
             names = next(lines, "")
         # The names have no separators, so the most frequent one separates them.
         separator = max(SEPARATORS, key=names.count)
+        # pandas would rename the second column of a name.
+        refuse_repeated_columns(next(csv.reader([names], delimiter=separator), []), source)
         # A NaN in a column of a metric was logged, and an empty field was not.
         return pd.read_csv(path, sep=separator, keep_default_na=False, na_values=MISSING)
-    except (ValueError, OSError) as error:
+    except ConfigError:
+        raise
+    except (ValueError, OSError, csv.Error) as error:
         text = " ".join(str(error).split())
         raise ConfigError(
             "--runs", source, f"a CSV file whose first line names its columns ({text})"

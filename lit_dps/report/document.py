@@ -177,9 +177,10 @@ class Document:
             `statistic` (what K* is, as study.statistic), `pending` (trials without a result),
             `hardware` (machines of the trials), `step_timing` (machine, date, threads and ranks of
             a timing after the study; null if the times are not from it) and `noise_scale`. `advise`
-            has `near_best`, `measured`, `next_run` and
-            `assumed`. `fit` has `outcome`, `last_value` (of the metric of the goal) and
-            `checkpoint`.
+            has `near_best` (the ends of the batch sizes within 10 % of the least mean time, and
+            their devices), `measured` (its `log_error` is the standard error of log K; null if
+            unknown), `next_run` and `assumed` (with the notes of the law and the law of rates).
+            `fit` has `outcome`, `last_value` (of the metric of the goal) and `checkpoint`.
     """
 
     source: str

@@ -57,6 +57,8 @@ def test_other_differences_between_runs_of_one_batch_size_have_a_note():
     assert len(noted) == 1 and "width" in noted[0] and "optim" not in noted[0]
     # Between batch sizes a warm-up in steps usually differs.
     assert read_runs(table.assign(warm_up=[40, 40, 20])).notes == []
+    # pandas writes the index of a table as a column without a name.
+    assert read_runs(table.assign(**{"Unnamed: 0": [0, 1, 2]})).notes == []
     many = {f"column{i}": [1, 2, 3] for i in range(9)}
     (note,) = read_runs(table.assign(**many)).notes
     assert "column5 and 3 more" in note
@@ -254,10 +256,16 @@ def test_nullable_columns_are_read():
     assert list(read_runs(rows, goal=LOSS).runs["steps"]) == [30]
 
 
-def test_two_columns_of_one_name_are_refused():
+def test_two_columns_of_one_name_are_refused(tmp_path, capsys):
     table = pd.DataFrame([[8, 16, 300]], columns=["batch_size", "batch_size", "steps"])
     with refuses("columns of runs", "twice batch_size"):
         read_runs(table)
+    with refuses("columns of runs", ("batch_size", "")):
+        read_runs(pd.DataFrame({("batch_size", ""): [8], ("steps", ""): [10]}))
+    file = tmp_path / "runs.csv"
+    file.write_text("batch_size,steps,steps\n8,16,300\n")
+    assert main(["advise", "--runs", str(file)]) == 2
+    assert "'twice steps'" in error_line(capsys.readouterr().err)
 
 
 def test_arrays_choose_what_to_answer_and_wrong_numbers_are_refused():
