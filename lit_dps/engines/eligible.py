@@ -395,7 +395,8 @@ def _check_stacked_update(module: LightningModule) -> None:
             f"no stackable update rule matches {type(optimizer).__name__} as configured (rules: "
             f"{', '.join(RULES)})"
         )
-    parameters = list(module.parameters())
+    # Those that a stack holds: a subclass may override `parameters()` to train some of them.
+    parameters = [parameter for _, parameter in module.named_parameters()]
     if any(map(_has_hooks, parameters)):
         raise NeedsLightning(f"{name} has hooks on its parameters")
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:

@@ -33,7 +33,6 @@ from lit_dps.tracking.sync import environment_tags
 def environment_of(
     setup: StudySetup,
     data: LightningDataModule,
-    reads_data: bool = True,
     stored: Sequence[Mapping[str, Any]] = (),
 ) -> Environment:
     """Return the environment of this process. Call it after the dry run has imported all classes.
@@ -41,8 +40,6 @@ def environment_of(
     Args:
         setup: The study.
         data: The data module, set up.
-        reads_data: Whether to hash the data and to train the first steps of a script's model. This
-            is not needed if no trial will run.
         stored: The stored environments of the study.
 
     Returns:
@@ -57,19 +54,18 @@ def environment_of(
         HARDWARE: hardware(),
         THREADS: setup.study.threads,
         SOURCES: source_hashes(config),
+        DATA: data_hashes(setup),
     }
-    if reads_data:
-        content[DATA] = data_hashes(setup)
-        computed = first_steps(setup, content, stored)
-        if computed:
-            content[COMPUTED] = computed
-        random = [name for name in computed if computed[name] == UNKNOWN and name != FAILED]
-        if random:
-            print_wrapped(
-                f"note: A resumed study cannot compare these values: {', '.join(random)}. They "
-                "differ in two equal runs, or a run failed. Does your code draw numbers without "
-                "the seed of the trial?"
-            )
+    computed = first_steps(setup, content, stored)
+    if computed:
+        content[COMPUTED] = computed
+    random = [name for name in computed if computed[name] == UNKNOWN and name != FAILED]
+    if random:
+        print_wrapped(
+            f"note: A resumed study cannot compare these values: {', '.join(random)}. They "
+            "differ in two equal runs, or a run failed. Does your code draw numbers without "
+            "the seed of the trial?"
+        )
     return Environment(with_key(content, datetime.now().strftime("%Y-%m-%d %H:%M")))
 
 

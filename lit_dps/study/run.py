@@ -134,9 +134,8 @@ def _prepare(setup: StudySetup, stop: StopRequest, options: RunOptions) -> _Stud
     # Hashed before anything is imported, and compared afterwards: files may change in between.
     sources = source_hashes(setup.config(), is_start=True)
     checked = check_study(setup)
-    environment = environment_of(
-        setup, checked.data, checked.trials_remain, stored=checked.environments
-    )
+    # Also if no trial remains: the stored results are no answer for other data or another model.
+    environment = environment_of(setup, checked.data, stored=checked.environments)
     refuse_changed_sources(sources, environment.sources)
     # After the hashes of the code, so that an edit of a figure is no change of the study's code.
     for name in setup.study.figures:

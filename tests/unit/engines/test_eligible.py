@@ -140,6 +140,13 @@ class HalfTrained(ImageClassifier):
         return torch.optim.SGD(list(self.parameters())[:2], lr=0.1)
 
 
+class OwnParameters(ImageClassifier):
+    """Trains its last tensors, as adapters do; the other parameters keep their values."""
+
+    def parameters(self, recurse=True):
+        return iter(list(super().parameters(recurse))[-2:])
+
+
 class Scaled(ImageClassifier):
     def on_train_start(self):
         for parameter in self.parameters():
@@ -233,6 +240,7 @@ def own(name: str) -> dict:
         (own("OwnStep"), "overrides training_step"),
         (own("Adam"), "Adam as configured"),
         (own("HalfTrained"), "differ from the trained parameters"),
+        (own("OwnParameters"), "differ from the trained parameters"),
         (
             {
                 "trainer": {
