@@ -33,6 +33,13 @@ from lit_dps.training.stopwatch import stopwatch_of
 
 # Sections of the configuration that decide the steps to a goal, beside the section goal.
 SECTIONS = ("model", "data", "optim", "local", "pruning", "batch")
+# Keys of the section trainer that decide the steps or their seconds.
+TRAINER_KEYS = (
+    "trainer.accelerator",
+    "trainer.precision",
+    "trainer.gradient_clip_val",
+    "trainer.gradient_clip_algorithm",
+)
 
 
 class PredictionCallback(Callback):
@@ -139,8 +146,8 @@ class PredictionCallback(Callback):
         if self.workload is None or self.settings is None:
             return None
         if digest_of_settings(self.settings) != self.workload:
-            sections = ", ".join(SECTIONS)
-            return f"The prediction is for other values than this run has in {sections}"
+            places = ", ".join((*SECTIONS, *TRAINER_KEYS))
+            return f"The prediction is for other values than this run has in one of {places}"
         return None
 
     def _real_values(self, trainer: Trainer) -> dict[str, Any]:
@@ -176,13 +183,13 @@ def digest_of_settings(settings: Mapping[str, Any]) -> str:
     """Return a digest of the settings that decide the steps to a goal.
 
     Args:
-        settings: Keys of the configuration, such as "model.init_args" or "data". Of other sections
-            than `SECTIONS` they are ignored. Of a class path only the name of the class counts,
+        settings: Keys of the configuration, such as "model.init_args" or "data". Keys outside of
+            `SECTIONS` and `TRAINER_KEYS` are ignored. Only the class name of a class path counts,
             because a class of a script moves to a module before `fit`.
     """
     relevant = {}
     for key, value in settings.items():
-        if key.partition(".")[0] in SECTIONS:
+        if key.partition(".")[0] in SECTIONS or key in TRAINER_KEYS:
             relevant[key] = _with_class_names(key.rpartition(".")[2], value)
     text = json.dumps(relevant, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -156,6 +156,8 @@ def cell_text(value: object) -> str:
 
 def as_comparable(values: Any) -> Any:
     """Return a column as numbers where they are numbers, else as texts: 0 equals 0.0."""
+    if pd.api.types.is_numeric_dtype(values):
+        return values.astype(float)
     texts = values.astype(object).map(str, na_action="ignore").astype(object)
     numbers = as_numbers(texts)
     return texts.where(numbers.isna(), numbers)

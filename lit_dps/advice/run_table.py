@@ -294,6 +294,8 @@ def _refuse_several_runs(curve: Any, source: str) -> None:
         if column not in curve:
             continue
         values = curve[column].dropna()
+        if values.nunique() <= 1:
+            continue
         for row, value in values.items():
             if value != values.iloc[0]:
                 raise ConfigError(

@@ -198,6 +198,7 @@ def test_a_run_with_other_settings_is_no_pair(capsys):
     prediction.settings = {**settings, "model.class_path": "my_module.Net", "trainer.devices": 2}
     assert prediction._difference(trainer) is None
     others = [{"model.lr": 0.2}, {"model.init_args": {"lr": 0.2}}, {"pruning.sparsity": 0.9}]
+    others.append({"trainer.precision": "bf16-mixed"})
     for other in [*others, {"model.class_path": "my_module.Other"}]:
         prediction.settings = {**settings, **other}
         assert "model" in prediction._difference(trainer)
