@@ -113,6 +113,7 @@ def read_runs(
         runs["censored"] = False
     _refuse_missing_values(runs, source)
     _refuse_repeated_runs(runs, source)
+    _refuse_several_sparsities(runs, source)
     _check_other_columns(runs, source, notes)
     kept = [column for column in COLUMNS if column in runs and column != "step"]
     return RunTable(runs[kept].copy(), notes, used_goal)
@@ -161,23 +162,12 @@ def _refuse_repeated_runs(runs: pd.DataFrame, source: str) -> None:
 
 
 def _check_other_columns(runs: Any, source: str, notes: list[str]) -> None:
-    """Add a note on columns that are not read, if runs of one batch size differ in them.
-
-    Raises:
-        ConfigError: if the runs have several sparsities, because K depends on the sparsity.
-    """
+    """Add a note on columns that are not read, if runs of one batch size differ in them."""
     different = []
     for column in runs.columns:
         if column in COLUMNS or str(column).startswith(INDEX_NAME):
             continue
         values = as_comparable(runs[column])
-        if plain_name(str(column)) == "sparsity" and values.nunique(dropna=False) > 1:
-            raise ConfigError(
-                f"{column} of {source}",
-                ", ".join(map(cell_text, values.unique())),
-                "one value in all runs, because K depends on the sparsity",
-                "Give only the runs of one sparsity.",
-            )
         if values.groupby(runs["batch_size"]).nunique(dropna=False).max() > 1:
             different.append(str(column))
     if different:
@@ -188,6 +178,21 @@ def _check_other_columns(runs: Any, source: str, notes: list[str]) -> None:
             f"Runs of one batch size differ in {listed}. Advice does not read these columns. "
             "Filter the table if K depends on one of them."
         )
+
+
+def _refuse_several_sparsities(runs: Any, source: str) -> None:
+    """Raise ConfigError if rows have several sparsities, because K depends on the sparsity."""
+    for column in runs.columns:
+        if plain_name(str(column)) != "sparsity":
+            continue
+        sparsities = as_comparable(runs[column]).unique()
+        if len(sparsities) > 1:
+            raise ConfigError(
+                f"{column} of {source}",
+                ", ".join(map(cell_text, sparsities)),
+                "one value in all runs, because K depends on the sparsity",
+                "Give only the runs of one sparsity.",
+            )
 
 
 # ---- Loss curves ----
@@ -220,6 +225,8 @@ def _runs_of_curves(
     keys = ["run"]
     if "run" not in rows:
         keys = [column for column in RUN_KEYS if column in rows]
+        # Without names, two runs could be read as one.
+        _refuse_several_sparsities(rows[rows[goal.metric].notna()], source)
         _refuse_rates_of_schedules(rows, keys, source)
     settings_of_runs = [*SETTINGS, *_constant_columns(rows, keys, goal)]
     unused = [name for name in rows.columns if name not in (*COLUMNS, *settings_of_runs)]

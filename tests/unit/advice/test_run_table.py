@@ -46,6 +46,15 @@ def test_runs_of_several_sparsities_are_refused(name, values):
         read_runs(pd.DataFrame(curves), goal=LOSS)
 
 
+def test_rows_of_two_sparsities_are_no_curve():
+    rows = [{"batch_size": 8, "step": 10, "val_loss": 0.9, "sparsity": 0.0}]
+    rows.append({"batch_size": 8, "step": 15, "val_loss": 0.2, "sparsity": 0.9})
+    with refuses("sparsity of runs", "0, 0.9"):
+        read_runs(pd.DataFrame(rows), goal=LOSS)
+    # Along a run with a name, pruning is a schedule.
+    assert len(read_runs(pd.DataFrame(rows).assign(run="a"), goal=LOSS).runs) == 1
+
+
 def test_one_sparsity_written_in_two_ways_is_no_difference():
     rows = pd.DataFrame({"batch_size": [8, 8], "steps": [10, 20], "sparsity": ["0", "0.0"]})
     assert read_runs(rows).notes == []
