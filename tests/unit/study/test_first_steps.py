@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from lightning.pytorch import LightningModule
@@ -11,6 +13,7 @@ from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.environment import (
     COMPUTED,
     DATA,
+    HALF,
     UNKNOWN,
     changed_parts,
     changes_since,
@@ -19,6 +22,7 @@ from lit_dps.core.environment import (
 )
 from lit_dps.core.search_space import Choices, Range
 from lit_dps.pruning import Magnitude
+from lit_dps.study.first_steps import _context
 from lit_dps.study.first_steps import first_steps as steps_in
 from lit_dps.training.user_objects import config_of
 from lit_dps.training.workload import Workload
@@ -278,6 +282,10 @@ def test_another_processor_may_round_differently():
     for precision, is_same in (("", False), (", half precision", True)):
         half = [far, far, "trial", f"other{precision}"]
         assert is_same_computed([*loss[:3], f"processor{precision}"], half) == is_same
+    study = setup()
+    for precision, is_half in (("32-true", False), ("bf16-mixed", True)):
+        workload = replace(study.workload, trainer={"precision": precision})
+        assert (HALF in _context(replace(study, workload=workload), {})) == is_half
     norm = ["nan", "a hash", "trial", "processor"]
     assert is_same_computed(norm, ["nan", "another", "trial", "other"])
     assert not is_same_computed(norm, ["2.3", "another", "trial", "other"])
