@@ -61,7 +61,7 @@ def attributes_stored(code: types.CodeType, instance: str) -> set[str]:
             if instruction.opname != "STORE_ATTR":
                 continue
             receiver = i - 1
-            if instructions[receiver].opname in ("SWAP", "ROT_TWO"):  # such as `self.x += 1`
+            if instructions[receiver].opname == "SWAP":  # such as `self.x += 1`
                 # The object is loaded, copied, and its attribute is read at the same position.
                 while receiver > 2 and not _reads_same(instructions[receiver], instruction):
                     receiver -= 1
