@@ -194,6 +194,7 @@ def _replaced(text: str, secrets: list[str]) -> str:
         if len(secret) < SHORTEST_SECRET:
             continue
         forms = {secret, secret.lower(), unquote(secret), unquote_plus(secret), quote(secret)}
+        forms |= {repr(form)[1:-1] for form in forms}  # a message may show the URL with repr
         for form in sorted(forms, key=len, reverse=True):
             text = text.replace(form, HIDDEN)
     return text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lit_dps.cli import without_secrets
@@ -176,6 +176,8 @@ SHAPES = [
 
 
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@example("https://host/x?access-token={}#part", "00123\\")
+@example("me:{}@host/db", "0'1\\23")
 @given(
     st.sampled_from(SHAPES),
     st.text(min_size=6, max_size=20).filter(lambda text: len(set(text)) > 4),
