@@ -15,7 +15,8 @@ import optuna
 from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.storages._rdb import models
-from sqlalchemy.engine import make_url
+from sqlalchemy import NullPool, create_engine
+from sqlalchemy.engine import Connection, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from lit_dps.core.config import StorageConfig
@@ -60,10 +61,15 @@ def open_storage(url: str, make: bool = True) -> RDBStorage:
             # A connection may be idle for the hours of a trial.
             engine["pool_pre_ping"] = True
         if file is not None and not make and not _may_be_written(file):
+            _prepare_sqlite(url, file, engine, make)
             return RDBStorage(url, engine_kwargs=engine, skip_table_creation=True)
         # Optuna writes version rows into a new database, even without creating its tables.
         with storage_lock(url):
-            return RDBStorage(url, engine_kwargs=engine, skip_table_creation=not make)
+            if file is not None:
+                _prepare_sqlite(url, file, engine, make)
+            # PostgreSQL creates all tables in one transaction.
+            skip = file is not None or not make
+            return RDBStorage(url, engine_kwargs=engine, skip_table_creation=skip)
 
 
 def _may_be_written(file: Path) -> bool:
@@ -86,14 +92,86 @@ def _refuse_other_tables(file: Path) -> None:
         except sqlite3.Error:
             # Optuna's own attempt to open the file names the cause.
             return
-    optuna_tables = models.BaseModel.metadata.tables.keys() - {"alembic_version"}
-    if tables and optuna_tables.isdisjoint(tables):
+    if tables and _OPTUNA_TABLES.keys().isdisjoint(tables):
         names = shorten(", ".join(tables))
         raise StorageError(
             f"{file} is a database of another program, with the tables {names}. Set "
             "storage.optuna to another file.",
             key=str(file),
             value=names,
+        )
+
+
+# ---- Tables in a SQLite file ----
+
+_OPTUNA_TABLES = models.BaseModel.metadata.tables
+_OPTUNA_INDICES = [index for table in _OPTUNA_TABLES.values() for index in table.indexes]
+_UNIQUE_NAMES = "ix_studies_study_name"  # the index that refuses a second study of one name
+
+
+def _prepare_sqlite(url: str, file: Path, options: dict[str, Any], make: bool) -> None:
+    """Create the tables and indices of Optuna that a SQLite file lacks, or check the file.
+
+    The caller holds the lock of the storage, unless no process may write to the file.
+
+    Args:
+        url: Optuna storage URL.
+        file: Its file.
+        options: Options of SQLAlchemy's engine.
+        make: Whether to create what is missing.
+
+    Raises:
+        StorageError: if two studies have one name, or if a file without a study is only read.
+    """
+    engine = create_engine(url, poolclass=NullPool, **options)
+    with engine.connect() as connection:
+        statement = "select name from sqlite_master where sql is not null"
+        names = set(connection.exec_driver_sql(statement).scalars())
+        if "studies" in names and _UNIQUE_NAMES not in names:
+            _refuse_equal_names(connection, file)
+        known = {*_OPTUNA_TABLES, *(index.name for index in _OPTUNA_INDICES)}
+        if make and not names >= known:
+            _create_missing(connection)
+        if not make and names <= known and not _has_version(connection, names):
+            raise StorageError(
+                f"{file} has no study, because its creation was interrupted. Run the study again: "
+                "it completes the file.",
+                key=str(file),
+            )
+
+
+def _create_missing(connection: Connection) -> None:
+    """Create the tables and indices of Optuna that a SQLite file lacks, all or none.
+
+    In SQLite, SQLAlchemy commits each statement of `create_all`. After a kill between a table and
+    its unique index, `create_all` skips both, and one name gets two studies. Therefore all
+    statements are one transaction here.
+    """
+    connection.exec_driver_sql("begin immediate")
+    models.BaseModel.metadata.create_all(connection)
+    for index in _OPTUNA_INDICES:
+        index.create(connection, checkfirst=True)
+    connection.commit()
+
+
+def _has_version(connection: Connection, names: set[str]) -> bool:
+    """Return True if a database has a row of Optuna's version, which follows its tables."""
+    if "version_info" not in names:
+        return False
+    return connection.exec_driver_sql("select count(*) from version_info").scalar() != 0
+
+
+def _refuse_equal_names(connection: Connection, file: Path) -> None:
+    """Raise StorageError if two studies of a database have one name."""
+    name = connection.exec_driver_sql(
+        "select study_name from studies group by study_name having count(*) > 1"
+    ).scalar()
+    if name is not None:
+        raise StorageError(
+            f"{file} has two studies {name!r}, because its creation was interrupted, and trials "
+            f"are divided between them. Move {file} away and run the study again.",
+            key=str(file),
+            value=name,
         )
 
 
