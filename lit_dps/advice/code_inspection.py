@@ -94,7 +94,10 @@ def look_at(module: ModuleType, choices: Mapping[str, str | None]) -> UserCode:
 
 
 def _class_of(module: ModuleType, base: type, option: str, choice: str | None, method: str) -> Any:
-    """Return the subclass of a base class that a file defines and that can be built."""
+    """Return the subclass of a base class that a file defines and that can be built.
+
+    Without a choice, it is the only class that no other class of the file extends.
+    """
     classes = {}
     for name, cls in vars(module).items():
         if not isinstance(cls, type) or cls.__module__ != module.__name__:
@@ -109,10 +112,11 @@ def _class_of(module: ModuleType, base: type, option: str, choice: str | None, m
         raise ConfigError(option, choice, f"a {base.__name__} of {file}: {listed or 'none there'}")
     if not classes:
         raise ConfigError(option, None, f"a {base.__name__} with {method}; {file} has none")
-    if choice is None and len(classes) > 1:
-        hint = f"Choose one: {option} {next(iter(classes))}"
+    leaves = _leaves(classes)
+    if choice is None and len(leaves) > 1:
+        hint = f"Choose one: {option} {leaves[0]}"
         raise ConfigError(option, None, f"one of {listed}, the classes in {file}", hint)
-    cls = classes[choice or listed]
+    cls = classes[choice or leaves[0]]
     for name, parameter in _arguments(cls).items():
         if parameter.default is parameter.empty:
             raise ConfigError(
@@ -122,6 +126,12 @@ def _class_of(module: ModuleType, base: type, option: str, choice: str | None, m
                 f"Write a default, such as {name}=... in its __init__.",
             )
     return cls
+
+
+def _leaves(classes: Mapping[str, type]) -> list[str]:
+    """Return the names of the classes that no other one of them extends."""
+    extended = {base for cls in classes.values() for base in cls.__mro__[1:]}
+    return [name for name, cls in classes.items() if cls not in extended]
 
 
 def _arguments(cls: type) -> dict[str, inspect.Parameter]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
+
+import yaml
 
 from lit_dps.advice.code_inspection import UserCode
 from lit_dps.advice.progress_run import ProgressRun
@@ -25,6 +28,8 @@ MIN_PROGRESS = 0.01
 RATE_FACTOR = 32.0
 BATCH_SIZE_FACTORS = (0.25, 1, 4, 16)
 TRIALS = 12
+# Texts that every version of YAML reads as a text, unless they are a word such as null or on.
+_PLAIN_TEXT = re.compile(r"[A-Za-z_][\w./-]*", re.ASCII)
 
 
 class ProposedGoal(NamedTuple):
@@ -161,7 +166,7 @@ def config_text(
     limit = "at_least" if goal.at_least else "at_most"
     training = goal.max_steps * (run.step_seconds + run.check_seconds / goal.check_interval)
     sizes = batch_sizes_around(code.batch_size, largest)
-    named = f" Others: {', '.join(others)}." if others else ""
+    named = f" Others: {', '.join(map(_yaml_text, others))}." if others else ""
     default_key = code.batch_size_key == "data.batch_size"
     low, high = code.rate / RATE_FACTOR, code.rate * RATE_FACTOR
     name = file.removesuffix(".yaml").rpartition("/")[2]
@@ -177,15 +182,15 @@ def config_text(
         "goal:",
         f"  # A run of {run.total_steps} steps at B = {code.batch_size} and {code.rate_key} = "
         f"{code.rate:g} met this at step {goal.steps}.{named}",
-        f"  metric: {goal.metric}",
-        f"  {limit}: {goal.value:g}",
+        f"  metric: {_yaml_text(goal.metric)}",
+        f"  {limit}: {_yaml_number(goal.value)}",
         "  # Steps between two validations: K is known to this.",
         f"  check_interval: {goal.check_interval}",
         f"  # {MAX_STEPS_RATIO} times the steps of that run, for smaller batches and worse rates.",
         f"  # One trial of max_steps takes about {format_duration(training, 2)} here.",
         f"  max_steps: {goal.max_steps}",
         "study:",
-        f"  name: {name}",
+        f"  name: {_yaml_text(name)}",
     ]
     if not default_key:
         lines.append(f"  batch_size_key: {code.batch_size_key}")
@@ -195,17 +200,23 @@ def config_text(
         f"  trials: {TRIALS}  # for each batch size",
         "  space:",
         f"    # {RATE_FACTOR:g} times below and above your {code.rate:g}.",
-        f"    {code.rate_key}: {{low: {low:.2g}, high: {high:.2g}, scale: log}}",
+        f"    {code.rate_key}: {{low: {_yaml_number(low, 2)}, high: {_yaml_number(high, 2)}, "
+        "scale: log}",
     ]
-    return "\n".join(map(_plain_exponents, lines)) + "\n"
+    return "\n".join(lines) + "\n"
 
 
-def _plain_exponents(line: str) -> str:
-    """Return a line whose numbers YAML reads as numbers: 3.1e-05, and 1.0e-05 for 1e-05."""
-    words = []
-    for word in line.split(" "):
-        mantissa, e, exponent = word.partition("e-")
-        if e and mantissa.lstrip("-").isdigit() and exponent.rstrip(",}").isdigit():
-            word = f"{mantissa}.0e-{exponent}"
-        words.append(word)
-    return " ".join(words)
+def _yaml_text(text: str) -> str:
+    """Return a text as YAML in one line, in quotes where YAML would read another value."""
+    if _PLAIN_TEXT.fullmatch(text) and yaml.safe_load(text) == text:
+        return text
+    quoted = yaml.safe_dump(text, default_style='"', allow_unicode=True, width=math.inf)
+    return quoted.rstrip("\n")
+
+
+def _yaml_number(number: float, digits: int = 6) -> str:
+    """Return a number that YAML reads as a number: 3.1e-05, and 1.0e-05 for 1e-05."""
+    mantissa, e, exponent = f"{number:.{digits}g}".partition("e")
+    if e and "." not in mantissa:
+        mantissa += ".0"
+    return f"{mantissa}{e}{exponent}"

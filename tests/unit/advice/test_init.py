@@ -10,10 +10,17 @@ from pathlib import Path
 
 import pytest
 import yaml
+from jsonargparse import get_loader
 
 from lit_dps.advice.code_inspection import import_file, look_at
 from lit_dps.advice.progress_run import ProgressRun
-from lit_dps.advice.proposed_config import batch_sizes_around, choose_metric, propose_goal
+from lit_dps.advice.proposed_config import (
+    ProposedGoal,
+    batch_sizes_around,
+    choose_metric,
+    config_text,
+    propose_goal,
+)
 from lit_dps.cli import main
 from lit_dps.cli.study import read_setup
 from lit_dps.core.errors import UserError
@@ -101,13 +108,14 @@ def test_classes_and_keys_of_a_file(write):
 
 
 def test_several_candidates_are_asked_for(write):
-    text = CODE + "\n\nclass Other(Net):\n    pass\n"
+    text = CODE + "\n\nclass Other(Base):\n    training_step = Net.training_step\n"
     file = write("init_several", text)
     with refuses("--model") as refused:
         found(file, rate_key="eta")
     fields = f"{refused.value.allowed} {refused.value.hint}"
     assert "Net, Other" in fields and "--model Net" in fields
-    assert found(file, model="Other", rate_key="eta").module.__name__ == "Other"
+    with refuses("--rate-key"):
+        found(file, model="Other", rate_key="eta")  # the arguments of LightningModule
     with refuses("--model", "Base"):
         found(file, model="Base")
     with refuses("--rate-key") as refused:
@@ -115,6 +123,17 @@ def test_several_candidates_are_asked_for(write):
     assert {"model.width", "model.eta"} <= set(re.findall(r"model\.\w+", str(refused.value)))
     with refuses("--batch-size-key", "data.b"):
         found(file, model="Net", rate_key="eta", batch_size_key="data.b")
+
+
+def test_the_only_class_that_no_other_extends_is_taken(write):
+    text = CODE + "\n\nclass Wide(Net):\n    pass\n\n\nclass Wider(Wide):\n    pass\n"
+    file = write("init_leaf", text)
+    assert found(file, rate_key="eta").module.__name__ == "Wider"
+    assert found(file, rate_key="eta", model="Net").module.__name__ == "Net"
+    two = write("init_leaves", text + "\n\nclass Other(Net):\n    pass\n")
+    with refuses("--model", None) as refused:
+        found(two, rate_key="eta")
+    assert "--model Wider" in refused.value.hint
 
 
 def test_what_is_missing_is_refused(write, tmp_path):
@@ -175,6 +194,46 @@ def test_batch_sizes_are_within_the_data():
     assert batch_sizes_around(32, None) == [8, 32, 128, 512]
     assert batch_sizes_around(32, 200) == [8, 32, 128]
     assert batch_sizes_around(1, 1) == [1]
+
+
+PLAIN = ["val_loss", "val/loss", "val-loss.1"]
+QUOTED = ["val: loss", "val #loss", "- loss", "null", "on", "1e5", "1", "'a\"", "{a}", "a\nb", "é"]
+
+
+@pytest.mark.parametrize("name", PLAIN + QUOTED)
+def test_a_name_is_read_as_it_is_written(name, write):
+    code = found(write("init_names", CODE), rate_key="eta")
+    run = run_of([1.0, 0.5, 0.2, 0.1], 2.0, name)
+    goal = propose_goal(run, name)
+    text = config_text("init_names.yaml", "init_names", code, run, goal, [name], None)
+    # The loader of the commands reads 1e5 as a number.
+    for load in (yaml.safe_load, get_loader("yaml")):
+        assert load(text)["goal"] == {
+            "metric": name,
+            "at_most": goal.value,
+            "check_interval": goal.check_interval,
+            "max_steps": goal.max_steps,
+        }
+    assert (f"  metric: {name}\n" in text) == (name in PLAIN)
+
+
+@pytest.mark.parametrize("file", ["1e5", "runs/null", "a: b"])
+def test_the_name_of_the_study_is_the_name_of_the_file(file, write):
+    code = found(write("init_study", CODE), rate_key="eta")
+    goal = ProposedGoal("val_loss", 0.5, False, 10, 1, 80)
+    text = config_text(f"{file}.yaml", "init_study", code, run_of([1.0], 2.0), goal, [], None)
+    for load in (yaml.safe_load, get_loader("yaml")):
+        assert load(text)["study"]["name"] == file.removeprefix("runs/")
+
+
+@pytest.mark.parametrize("value", [1e-5, 3.1e-5, 2e7, 0.25, 3.0])
+def test_a_number_is_read_as_a_number(value, write):
+    code = found(write("init_numbers", CODE), rate_key="eta")._replace(rate=32 * value)
+    goal = ProposedGoal("val_loss", value, False, 10, 1, 80)
+    run = run_of([1.0], 2.0)
+    config = yaml.safe_load(config_text("a.yaml", "init_numbers", code, run, goal, [], None))
+    assert config["goal"]["at_most"] == value
+    assert config["study"]["space"]["model.eta"]["low"] == value
 
 
 # ---- The command ----
