@@ -114,7 +114,13 @@ def _unknown_argument(key: str, name: str, class_path: str) -> UserError:
     message = f"{path}: {name!r} is not accepted by {class_path}"
     near = closest_name(name, names)
     hint = None
-    if near is not None:
+    if name in names and cls is not None and cls.__new__ is not object.__new__:
+        # jsonargparse reads the signature of `__new__` if a class defines it.
+        hint = f"its __new__ hides the arguments of its __init__: name {name} there too"
+    elif name in names:
+        # Its `**kwargs` do not reach the base class that names the argument.
+        hint = f"name {name} in the signature of its __init__"
+    elif near is not None:
         hint = f"did you mean {key}.{near}?"
     elif names:
         hint = f"it takes {', '.join(names)}"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from jsonargparse import ArgumentParser
+from lightning import LightningModule
 
 from lit_dps.cli import analyze, figures
 from lit_dps.cli.command_line import CommandLine
@@ -119,6 +120,45 @@ def test_an_unknown_argument_is_refused_with_the_nearest_name_and_its_line(path,
     name = key.rpartition(".")[2]
     (number,) = [i for i, line in enumerate(lines, 1) if line.strip() == f"{name}: 3"]
     assert source == Source("mine.yaml", number)
+
+
+class HiddenArguments(LightningModule):
+    """jsonargparse reads the arguments of `__new__`, which names none."""
+
+    def __new__(cls, *args, **kwargs):
+        return super().__new__(cls)
+
+    def __init__(self, LR: float = 0.1):
+        super().__init__()
+
+
+class Named(LightningModule):
+    def __init__(self, LR: float = 0.1):
+        super().__init__()
+
+
+class LostArguments(Named):
+    """Its `kwargs` go nowhere."""
+
+    def __init__(self, **kwargs):
+        super().__init__()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "words"),
+    [
+        ("HiddenArguments", "LR", "__new__"),
+        ("HiddenArguments", "LRR", "did you mean model.LR?"),
+        ("LostArguments", "LR", "name LR"),
+    ],
+)
+def test_a_refused_argument_is_not_its_own_suggestion(kind, name, words):
+    write({"model": {"class_path": f"{__name__}.{kind}", "init_args": {name: 1.0}}})
+    error, _ = refused("study", "mine.yaml")
+    assert (error.key, error.allowed) == (f"model.{name}", "LR")
+    assert (
+        error.hint is not None and words in error.hint and f"mean model.{name}?" not in error.hint
+    )
 
 
 @pytest.mark.parametrize("section", ["model", "data"])
