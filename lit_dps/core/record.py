@@ -76,6 +76,8 @@ class StudyRecord:
         shared: Cells that were not trained, each with the equal cell whose trials it shows
             (`shared_cells`).
         statistic: What K* is: a number of the trials of a cell.
+        notes: Notes of dry runs that weaken a number, by text: the name of a
+            `lit_dps.report.notes.Level`.
     """
 
     name: str
@@ -103,6 +105,7 @@ class StudyRecord:
     step_timing: StepTiming | None = None
     shared: Mapping[Cell, Cell] = field(default_factory=dict)
     statistic: Statistic = MINIMUM
+    notes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def cells(self) -> list[Cell]:

@@ -19,7 +19,7 @@ LISTED = 3  # trials, cells or parameters that a note names
 class Level(IntEnum):
     """How harmful it is to overlook a note, the most harmful first."""
 
-    UNUSABLE = 0  # the recommendation itself is uncertain, because its times are
+    UNUSABLE = 0  # the recommendation itself is uncertain: its times, or a value that it names
     WRONG = 1  # numbers are missing, cannot be compared, or mean something else
     WEAK = 2  # numbers are bounds, or less certain than their intervals
     INFO = 3  # how the study was made

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.summary import CellSummary, can_move
@@ -206,6 +207,13 @@ def best_at_edge(study: Analysis) -> Iterator[Values]:
         yield {"places": ", ".join(places)}
 
 
+def notes_of_dry_runs(study: Analysis, level: Level) -> Iterator[Values]:
+    """Yield the stored notes of dry runs at a level."""
+    for text, name in study.record.notes.items():
+        if name == level.name:
+            yield {"text": text.removesuffix(".")}
+
+
 RESULTS = (
     Note(
         ended_by_clock,
@@ -299,8 +307,14 @@ RESULTS = (
     ),
 )
 
+DRY_RUNS = tuple(
+    Note(partial(notes_of_dry_runs, level=level), "Dry run: {text}.", level=level)
+    for level in Level
+)
+
 NOTES = (
     *RESULTS,
+    *DRY_RUNS,
     *FAILURES,
     *ENVIRONMENTS,
     *PRUNING,

@@ -39,7 +39,7 @@ from lit_dps.storage.header import (
 from lit_dps.storage.locks import storage_lock
 from lit_dps.storage.ownership import refuse_foreign_cells, refuse_foreign_header
 from lit_dps.storage.read import OtherStorage, list_studies, read_study
-from lit_dps.storage.run_records import add_environments
+from lit_dps.storage.run_records import add_environments, add_notes
 from lit_dps.storage.stored_format import read_header, study_attributes, study_id_of
 from lit_dps.storage.urls import without_password
 
@@ -222,6 +222,7 @@ def _merge_study(storage: RDBStorage, source: _Source, merged: Merged) -> None:
     header = extend(storage, name, _merged_attributes(ours, theirs))
     _merge_noise(storage, name, header[schema.NOISE], theirs[schema.NOISE])
     add_environments(storage, name, theirs[schema.ENVIRONMENTS])
+    add_notes(storage, name, theirs.get(schema.NOTES, {}))
     for cell in schema.cells_of(theirs):
         for repeats in (False, True):
             _merge_cell(storage, source, cell, repeats, header, merged)

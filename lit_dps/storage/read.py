@@ -231,6 +231,7 @@ def _record(name: str, header: Mapping[str, Any], trials: _Trials) -> StudyRecor
         train_past_goal=header[schema.TRAIN_PAST_GOAL],
         plan=decode_plan(header[schema.REPEATS]),
         environments=tuple(header[schema.ENVIRONMENTS]),
+        notes=header.get(schema.NOTES, {}),
     )
 
 

@@ -1,7 +1,8 @@
-"""What the runs of a study add to its header: run number, measurements, environments and K*."""
+"""What the runs of a study add to its header: run, measurements, environments, notes and K*."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ from lit_dps.storage.locks import storage_lock
 from lit_dps.storage.stored_format import read_header
 from lit_dps.storage.urls import sqlite_file
 
+# A number in a note, such as the end of a range; no digits of a name.
+_NUMBER = re.compile(r"(?<![\w.])-?\d[\w.+-]*")
 CHANGED_ENVIRONMENT = (
     "restore it, choose another study.name, or continue with --accept-code-change; "
     "a note then reports the change."
@@ -96,6 +99,49 @@ def add_environments(
             keys.add(environment[KEY])
     if stored != header.user_attrs[schema.ENVIRONMENTS]:
         header.set_user_attr(schema.ENVIRONMENTS, stored)
+
+
+def store_notes(url: str, name: str, notes: Mapping[str, str], has_results: bool) -> None:
+    """Store the notes of a dry run in a declared study.
+
+    Args:
+        url: Optuna storage URL.
+        name: The study's name.
+        notes: As in `add_notes`.
+        has_results: Whether the study has results. If not, the notes replace the stored ones,
+            because the user may have corrected the code. Otherwise they are added.
+
+    Raises:
+        StorageError: if the storage cannot be used.
+    """
+    with storage_errors(url), temporary_storage(url) as storage, storage_lock(url):
+        add_notes(storage, name, notes, keeps_others=has_results)
+
+
+def add_notes(
+    storage: BaseStorage, name: str, notes: Mapping[str, str], keeps_others: bool = True
+) -> None:
+    """Add notes to a study. A note replaces a stored one that differs in numbers alone.
+
+    Other stored notes stay, even if the last dry run lacks them. They hold for the trials of an
+    earlier grid or an earlier code, which stay in the table. The caller holds the storage's lock.
+
+    Args:
+        storage: The storage.
+        name: The study's name.
+        notes: The level of each note, by its text.
+        keeps_others: False removes all other notes.
+    """
+    header = optuna.load_study(study_name=name, storage=storage)
+    stored = header.user_attrs.get(schema.NOTES, {})
+    replaced = {_NUMBER.sub("", text) for text in notes}
+    joined = {}
+    for text, level in stored.items():
+        if keeps_others and _NUMBER.sub("", text) not in replaced:
+            joined[text] = level
+    joined |= notes
+    if joined != stored:
+        header.set_user_attr(schema.NOTES, joined)
 
 
 def forget_files(url: str, name: str, key: str, files: Iterable[str]) -> None:

@@ -78,6 +78,7 @@ STEP_TIMING = "step_timing"
 ENVIRONMENTS = "environments"
 RUNS = "runs"
 REPORTED = "reported"
+NOTES = "notes"
 # A key in the identity: arguments of data of which nothing was read, so that they have no digest.
 UNREAD = "unread_data"
 
@@ -114,6 +115,12 @@ HEADER_ATTRS = {
     ENVIRONMENTS: Stored(list, "Code, data and versions of the trials, oldest first."),
     RUNS: Stored(int, "Number of the last `study` command that ran trials, from 1; 0: none."),
     REPORTED: Stored(int | None, "Results in the analysis of the last run; null: no analysis."),
+    NOTES: Stored(
+        dict,
+        "Notes of dry runs that weaken a number: the name of the `lit_dps.report.notes.Level` by "
+        "text.",
+        absent="without one; before 2026-11-30",
+    ),
 }
 # Values of the keys that the first run of a study has not set yet.
 UNMEASURED: dict[str, Any] = {

@@ -30,6 +30,7 @@ from lit_dps.parallel.fork_server import unguarded
 from lit_dps.parallel.gpus import gpus_of_workers
 from lit_dps.parallel.process import KEPT, Interrupted, StopRequest, interruptible
 from lit_dps.report.no_result import ended_without_result
+from lit_dps.report.notes import Level
 from lit_dps.report.publish import figures_folder, publish
 from lit_dps.report.text import FILES
 from lit_dps.storage.ownership import remember
@@ -40,6 +41,7 @@ from lit_dps.storage.run_records import (
     forget_files,
     store_k_star_trials,
     store_noise_scale,
+    store_notes,
 )
 from lit_dps.storage.take_over import ReportDeferred, claim_report, results_reported, take_over
 from lit_dps.storage.urls import ui_hint, without_password
@@ -150,7 +152,11 @@ def _prepare(setup: StudySetup, stop: StopRequest, options: RunOptions) -> _Stud
         # Paused trials were trained by other code, so they restart.
         clear_checkpoints(setup.storage.checkpoints(setup.study.name))
     setup = dataclasses.replace(setup, environment=environment)
-    return _StudyRun(setup, checked.data, stop, options)
+    run = _StudyRun(setup, checked.data, stop, options)
+    for note, level in checked.notes.items():
+        if level < Level.INFO:
+            run.notes[note] = level.name
+    return run
 
 
 def _starts_processes(setup: StudySetup) -> bool:
@@ -190,6 +196,7 @@ class _StudyRun:
         options: Options of this run.
         reported_before: Results of the study when its last report was written.
         written: The model's files that the stored environment has as `UNKNOWN`.
+        notes: Notes of the dry run that weaken a number, by text: the names of their levels.
     """
 
     setup: StudySetup
@@ -198,6 +205,7 @@ class _StudyRun:
     options: RunOptions
     reported_before: int | None = None
     written: set[str] = dataclasses.field(default_factory=set)
+    notes: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
         self.url = self.setup.storage.optuna_url
@@ -208,6 +216,9 @@ class _StudyRun:
         """Run the study. Return the exit code, as in `run_study`."""
         self._declare()
         record = read_study(self.url, self.name)
+        has_results = any(record.results.values())
+        if self.notes or not has_results:
+            store_notes(self.url, self.name, self.notes, has_results)
         self.setup = dataclasses.replace(self.setup, shared=record.shared)
         remaining = self.setup.remaining_trials(record)
         stored = chain(*record.results.values(), *record.repeats.values())

@@ -54,4 +54,4 @@ def training_of(
 def check(setup: StudySetup) -> LightningDataModule:
     """Check the configuration of a study, then run it dry. Return its data module, set up."""
     check_configuration(setup)
-    return check_with_dry_run(setup)
+    return check_with_dry_run(setup)[0]

@@ -16,6 +16,7 @@ from lit_dps.core.trial import STACKED, Cell, Trial, Value, text_of
 from lit_dps.engines.eligible import standard_data
 from lit_dps.parallel import ddp, ranks
 from lit_dps.parallel.process import prepare_process
+from lit_dps.report.notes import Level
 from lit_dps.report.publish import figures_folder
 from lit_dps.storage.database import refuse_lost
 from lit_dps.storage.header import check_unchanged
@@ -46,11 +47,13 @@ class CheckedStudy(NamedTuple):
         data: Its data module, set up for training.
         trials_remain: Whether trials of the study remain.
         environments: The stored environments of the study.
+        notes: The notes of the dry run; empty without one.
     """
 
     data: LightningDataModule
     trials_remain: bool
     environments: Sequence[Mapping[str, Any]] = ()
+    notes: Mapping[str, Level] = {}
 
 
 def check_study(setup: StudySetup) -> CheckedStudy:
@@ -76,16 +79,18 @@ def check_study(setup: StudySetup) -> CheckedStudy:
     if record is not None:
         trials_remain = setup.with_stored_trials(record).remaining_trials(record) > 0
     if trials_remain:
-        data = check_with_dry_run(setup)
+        data, notes = check_with_dry_run(setup)
     else:
         set_up_data(data)
+        notes = {}
     check_place(storage.mlflow_uri)
     # MLflow's storage may be unavailable; the study then runs without MLflow.
     check_writable(storage.optuna_url)
     check_unchanged(storage.optuna_url, name, setup.identity(data), setup.study, setup.spaces)
     if setup.study.best_of is not None and trials_remain:
         _check_best_of(setup)
-    return CheckedStudy(data, trials_remain, () if record is None else record.environments)
+    environments = () if record is None else record.environments
+    return CheckedStudy(data, trials_remain, environments, notes)
 
 
 def _check_best_of(setup: StudySetup) -> None:
@@ -222,14 +227,14 @@ def _named(paths: Sequence[str]) -> str:
     return f"{', '.join(paths)} {verb}"
 
 
-def check_with_dry_run(setup: StudySetup) -> LightningDataModule:
-    """Test plug-ins, run a study dry, and print the notes. Return the data module, set up."""
+def check_with_dry_run(setup: StudySetup) -> tuple[LightningDataModule, dict[str, Level]]:
+    """Test plug-ins, run a study dry, and print the notes. Return as `dry_run`."""
     notes = check_plug_ins(setup)
     data, notes_of_run = dry_run(setup)
     notes += _note_on_processes(setup)
     for line in [*overridden_arguments(setup.workload.trainer), *notes, *notes_of_run]:
         print_wrapped(f"note: {line}")
-    return data
+    return data, notes_of_run
 
 
 def set_up_data(data: LightningDataModule) -> None:

@@ -19,6 +19,7 @@ from lit_dps.parallel.example_count import DIVISIBLE
 from lit_dps.pruning import FromFile, Shuffle
 from lit_dps.pruning.from_file import WEIGHTS_KEY
 from lit_dps.readings.reading import KEY as READINGS_KEY
+from lit_dps.report.notes import Level
 from lit_dps.study.data_hashes import check_validation_data, fingerprint
 from lit_dps.study.preflight.batch_size_check import compare_metrics, repeated_metrics
 from lit_dps.study.preflight.idle_keys import idle_keys
@@ -34,7 +35,7 @@ from lit_dps.training.rate_curve import rate_curve, schedule_shape
 from lit_dps.training.validation import sum_text
 
 
-def dry_run(setup: StudySetup) -> tuple[LightningDataModule, list[str]]:
+def dry_run(setup: StudySetup) -> tuple[LightningDataModule, dict[str, Level]]:
     """Run short trials of a study, and return its data module and notes for the user.
 
     Short trials of each axis value run at the smallest batch size and, unless the data are ours, at
@@ -42,7 +43,8 @@ def dry_run(setup: StudySetup) -> tuple[LightningDataModule, list[str]]:
     storage or the user's folder.
 
     Returns:
-        The data module of the smallest batch size, set up for training, and notes of one line each.
+        The data module of the smallest batch size, set up for training, and notes of one line, each
+        with its level. `Level.INFO` are notes that weaken no number of the study.
 
     Raises:
         UserError: if a trial would fail, if a metric depends on the batch size of the grid, or if a
@@ -52,40 +54,46 @@ def dry_run(setup: StudySetup) -> tuple[LightningDataModule, list[str]]:
         return _dry_run(setup, replace(setup.trial_settings(), workload=workload))
 
 
-def _dry_run(setup: StudySetup, settings: TrialSettings) -> tuple[LightningDataModule, list[str]]:
-    notes: list[str] = []
+def _dry_run(
+    setup: StudySetup, settings: TrialSettings
+) -> tuple[LightningDataModule, dict[str, Level]]:
+    notes: dict[str, Level] = {}
     of_model = trials_with_each_value(setup, ["model"])
     _refuse_shared_weights(settings, of_model)
     trials = smallest_trials(setup)
     for trial in trials:
         short = _run_smallest(settings, trial)
-        notes += short.notes
-        notes += repeated_metrics(short, setup)
+        notes |= short.notes
+        notes |= dict.fromkeys(repeated_metrics(short, setup), Level.WEAK)
         _refuse_goal_met_untrained(trial, short)
         _check_short_trial(setup, short)
-        notes += _compare_with_largest(setup, settings, trial, short)
-    notes += check_parts(settings, trials[0], setup)
-    notes += _schedule_notes(setup, settings, trials[0])
+        notes |= _compare_with_largest(setup, settings, trial, short)
+    # K with parts of a batch, and K of points with different data, are other quantities.
+    notes |= dict.fromkeys(check_parts(settings, trials[0], setup), Level.WRONG)
+    notes |= dict.fromkeys(_schedule_notes(setup, settings, trials[0]), Level.WEAK)
     for trial in trials_with_each_value(setup, ["data"]):
-        notes += check_validation_data(setup, trial)
+        notes |= dict.fromkeys(check_validation_data(setup, trial), Level.WRONG)
     equal = _trials_with_equal_weights(settings, of_model)
     for trial in equal:
         # Loaded weights may meet the goal before they are pruned.
         least_pruned = with_cell(trial, sparsity=min(setup.study.sparsities))
         if least_pruned.cell.sparsity < trial.cell.sparsity:
             _refuse_goal_met_untrained(least_pruned, run_short(settings, least_pruned))
-    notes += _equal_weights_note(settings, equal, of_model)
-    notes += _loaded_weights_note(settings, trials_with_each_value(setup, ["pruning"]))
+    equal_weights = _equal_weights_note(settings, equal, of_model)
+    equal_weights += _loaded_weights_note(settings, trials_with_each_value(setup, ["pruning"]))
+    notes |= dict.fromkeys(equal_weights, Level.WEAK)
     with deterministic_kernels() if setup.on_gpu else nullcontext():
         for trial in trials_with_each_value(setup):
-            notes += check_resume(settings, trial, setup)
-        notes += idle_keys(settings, setup)
-    return short.data, list(dict.fromkeys(notes))
+            # An interruption costs time, but changes no result.
+            notes |= dict.fromkeys(check_resume(settings, trial, setup), Level.INFO)
+        # The best value of such a key is the value of a random trial.
+        notes |= dict.fromkeys(idle_keys(settings, setup), Level.UNUSABLE)
+    return short.data, notes
 
 
 def _compare_with_largest(
     setup: StudySetup, settings: TrialSettings, trial: Trial, short: ShortTrial
-) -> list[str]:
+) -> dict[str, Level]:
     """Compare the short trial of a series with one at the largest batch size, and return notes.
 
     Raises:
@@ -94,13 +102,14 @@ def _compare_with_largest(
     largest = max(setup.study.batch_sizes)
     # The batches and the validation of `ImageData` need no check.
     if standard_data(short.data) or largest == trial.cell.batch_size:
-        return []
+        return {}
     last = run_short(settings, with_cell(trial, batch_size=largest))
-    notes = list(last.notes)
+    notes = dict(last.notes)
     _check_same_validation(short, last)
     _check_batches_grow(settings, short, last)
     if _may_depend_on_batch_size(settings, short, last):
-        notes += compare_metrics(settings, with_cell(trial, sparsity=0.0), short, setup)
+        dense = with_cell(trial, sparsity=0.0)
+        notes |= dict.fromkeys(compare_metrics(settings, dense, short, setup), Level.WEAK)
     return notes
 
 

@@ -33,6 +33,7 @@ from lit_dps.engines.lightning_loop import TrialFit
 from lit_dps.engines.metric_objects import metric_objects
 from lit_dps.engines.trial_settings import TrialSettings
 from lit_dps.module import ImageClassifier
+from lit_dps.report.notes import Level
 from lit_dps.study.probe_run import train_fit
 from lit_dps.training import GoalErrorCallback, lightning_private
 from lit_dps.training.checkpoint_files import CheckpointFile
@@ -57,13 +58,13 @@ class ShortTrial:
         fit: The objects with which Lightning trains it.
         attempt: The attempt at the trial.
         epochs: What shortens its epochs, and validates the untrained network.
-        notes: Notes on the learning rate and on the mask, a line each.
+        notes: Notes on metrics, the learning rate and the mask, a line each, with their levels.
     """
 
     fit: TrialFit
     attempt: Attempt
     epochs: ShortEpochs
-    notes: list[str] = field(default_factory=list)
+    notes: dict[str, Level] = field(default_factory=dict)
 
     @property
     def goal(self) -> ShortGoal:
@@ -140,13 +141,16 @@ def run_short(
             trial.cell.sparsity,
             f"lower sparsities for {name}, because its loss is not finite after pruning",
         )
-    short.notes.extend(stale_metrics.notes(type(fit.built.module).__name__))
+    for stale in stale_metrics.notes(type(fit.built.module).__name__):
+        short.notes[stale] = Level.WRONG
     for remark in epochs.remarks:
-        short.notes.append(f"at B = {trial.cell.batch_size} {remark} steps of the budget")
+        text = f"at B = {trial.cell.batch_size} {remark} steps of the budget"
+        short.notes[text] = Level.WEAK
     if trial.cell.sparsity:
         note = later_weights_note(trainer, fit.pruning.flags)
         if note:
-            short.notes.append(f"{trial.cell}: {note}")
+            # The report counts these weights itself.
+            short.notes[f"{trial.cell}: {note}"] = Level.INFO
     return short
 
 

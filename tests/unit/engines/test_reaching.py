@@ -62,13 +62,13 @@ def test_a_step_that_changes_the_data_or_the_optimizer_in_place_is_refused(model
 
 
 def test_an_array_that_the_data_set_fills_is_not_refused():
-    assert dry_run(setup("models.Net", "data.Cached", sparsities=[0.5]))[1] == []
+    assert dry_run(setup("models.Net", "data.Cached", sparsities=[0.5]))[1] == {}
 
 
 @pytest.mark.parametrize("metric", ["F1", "AUROC"])
 def test_a_metric_of_torchmetrics_at_the_end_of_an_epoch_is_not_refused(metric):
     sizes = {"data": "dry_runs.OneBatchSize", "goal": of("val_gap")}
-    assert dry_run(setup("dry_runs.AtEpochEnd", arguments={"metric": metric}, **sizes))[1] == []
+    assert dry_run(setup("dry_runs.AtEpochEnd", arguments={"metric": metric}, **sizes))[1] == {}
     with pytest.raises(ConfigError) as error:
         dry_run(setup("dry_runs.OfEachBatch", arguments={"metric": metric}, **sizes))
     assert (error.value.key, error.value.value) == ("goal.metric", "val_gap")

@@ -350,7 +350,7 @@ def test_missing_keys_get_their_meaning():
         },
     )
     schema.check_keys(header, schema.HEADER_ATTRS)
-    assert schema.HEADER_ATTRS.keys() - header.keys() == {schema.STATISTIC}
+    assert schema.HEADER_ATTRS.keys() - header.keys() == {schema.STATISTIC, schema.NOTES}
     assert header.keys() <= schema.HEADER_ATTRS.keys()
     assert header["race_factor"] is None and header["trial_seed"] == 5
     assert header["goal"]["value"] == 0.1 and header["repeats"]["count"] == 0

@@ -75,7 +75,7 @@ def test_a_metric_that_depends_on_the_validation_batch_size_is_refused(model, me
     assert (error.value.key, error.value.value) == ("goal.metric", metric)
     sizes = re.findall(r"B = (\d+)", error.value.allowed)
     assert {"4", "16"} <= set(sizes)
-    assert dry_run(setup(f"dry_runs.{model}", goal=of(metric)))[1] == [], (
+    assert dry_run(setup(f"dry_runs.{model}", goal=of(metric)))[1] == {}, (
         "validation has a batch size of its own"
     )
 
@@ -122,8 +122,8 @@ def test_an_intermediate_batch_size_alone_may_leave_a_short_validation_batch():
 
 
 def test_a_mean_over_the_examples_may_be_taken_in_any_batches():
-    assert dry_run(setup(data="dry_runs.OneBatchSize", goal=of("val_loss")))[1] == []
-    assert dry_run(setup(data="dry_runs.OneBatchSize"))[1] == []
+    assert dry_run(setup(data="dry_runs.OneBatchSize", goal=of("val_loss")))[1] == {}
+    assert dry_run(setup(data="dry_runs.OneBatchSize"))[1] == {}
 
 
 def test_a_further_metric_that_depends_on_the_validation_batch_size_is_noted():
@@ -175,7 +175,7 @@ def test_loaded_weights_that_meet_the_goal_only_without_pruning_are_refused():
 
 
 def test_weights_that_setup_draws_are_not_equal():
-    assert dry_run(setup("dry_runs.DrawsInSetup"))[1] == []
+    assert dry_run(setup("dry_runs.DrawsInSetup"))[1] == {}
 
 
 SHORT = {
@@ -204,7 +204,7 @@ def test_a_metric_that_an_error_names_has_no_value_before_the_first_check():
 
 
 def test_a_module_may_have_to_train_before_it_validates():
-    assert dry_run(setup("dry_runs.TrainsBeforeItValidates"))[1] == []
+    assert dry_run(setup("dry_runs.TrainsBeforeItValidates"))[1] == {}
 
 
 def test_the_last_batch_of_an_epoch_is_tried():
@@ -214,7 +214,7 @@ def test_the_last_batch_of_an_epoch_is_tried():
         dry_run(setup("dry_runs.FailsAtTheLastBatch", ragged, **arguments))
     assert "AssertionError" in str(refused.value)
     full = {"class_path": f"{ANIMALS}data.Clouds", "init_args": {"n": 35, "drop_last": True}}
-    assert dry_run(setup("dry_runs.FailsAtTheLastBatch", full, **arguments))[1] == []
+    assert dry_run(setup("dry_runs.FailsAtTheLastBatch", full, **arguments))[1] == {}
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_the_last_batch_of_the_pruning_pass_is_tried(data):
     assert (error.value.key, error.value.value) == ("pruning.method", "snip")
     assert "pruning.batch_size" in error.value.allowed
     even = {"class_path": ANIMALS + data, "init_args": {"n": 152}}
-    assert dry_run(setup("parts.BatchNorm", even, **at))[1] == []
+    assert dry_run(setup("parts.BatchNorm", even, **at))[1] == {}
 
 
 @pytest.mark.parametrize(

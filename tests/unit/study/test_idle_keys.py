@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from lit_dps.core.search_space import Choices, Range
+from lit_dps.report.notes import Level
 from lit_dps.study.preflight.dry_run import dry_run
 from lit_dps.study.preflight.idle_keys import idle_keys
 from tests.unit.engines.test_engine import quiet  # noqa: F401
@@ -37,8 +38,9 @@ def test_keys_that_change_nothing_are_noted():
 
 
 def test_the_dry_run_notes_them():
-    (note,) = dry_run(setup("idle.Swallowing", space={**LR, "model.rate": Range(0.01, 1)}))[1]
-    assert note.startswith("model.rate ")
+    made = setup("idle.Swallowing", space={**LR, "model.rate": Range(0.01, 1)})
+    ((note, level),) = dry_run(made)[1].items()
+    assert note.startswith("model.rate ") and level is Level.UNUSABLE
 
 
 @pytest.mark.parametrize("key", ["shift", "smoothing", "late"])

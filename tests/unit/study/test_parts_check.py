@@ -87,7 +87,7 @@ def notes(kind=ImageClassifier, network=NETWORK, accumulated=4) -> list[str]:
     }
     study = study_of(model, accumulated)
     check_configuration(study)
-    _, found = dry_run(study)
+    found = dry_run(study)[1]
     return [note for note in found if "accumulated batches" in note]
 
 

@@ -12,6 +12,7 @@ import torch
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.module import ImageClassifier
+from lit_dps.report.notes import Level
 from lit_dps.storage.samplers import sobol_point
 from lit_dps.study.preflight.dry_run import dry_run
 from lit_dps.study.preflight.resume_check import _gap, _ShortRun, check_resume
@@ -144,8 +145,9 @@ def test_rounding_of_a_gpu_that_differs_from_run_to_run_hides_no_state(monkeypat
 
 
 def test_a_trial_that_cannot_resume_is_noted():
-    (note,) = dry_run(setup("passes.LateBuffer"))[1]
+    ((note, level),) = dry_run(setup("passes.LateBuffer"))[1].items()
     assert " LateBuffer " in note and "resume" in note
+    assert level is Level.INFO, "no number depends on it"
 
 
 def test_data_go_on_where_the_length_of_training_is_read_in_setup(tmp_path):

@@ -73,7 +73,7 @@ def notes(kind: type, batch_sizes=(16, 64)) -> list[str]:
     config = StudyConfig(batch_sizes=list(batch_sizes), sparsities=[0.0], space=space, trials=1)
     goal = {"error": 0.05, "check_interval": 4, "max_steps": 40}
     workload = Workload(model, DATA, {"accelerator": "cpu"})
-    _, found = dry_run(setup_of(config, StorageConfig(), workload, goal))
+    found = dry_run(setup_of(config, StorageConfig(), workload, goal))[1]
     return [note for note in found if "at every batch size" in note]
 
 

@@ -1,0 +1,63 @@
+"""Notes of dry runs accumulate in a study, and merges keep those of both storages."""
+
+from __future__ import annotations
+
+import pytest
+
+from lit_dps.core.trial import Cell
+from lit_dps.report.warnings import study_notes
+from lit_dps.storage.merge import merge
+from lit_dps.storage.read import open_elsewhere, read_study
+from lit_dps.storage.run_records import store_notes
+from tests.support.fake_study import analysis_of, law_results, write_study
+
+IDLE = {"model.lr2 changes nothing: equal at 0.01 and 0.1": "UNUSABLE"}
+WIDER = {"model.lr2 changes nothing: equal at 1e-3 and 0.5": "UNUSABLE"}
+OTHER_KEY = {"model.lr1 changes nothing: equal at 0.01 and 0.1": "UNUSABLE"}
+RANDOM = {"val_error of one network is 0.5 and then 0.25": "WEAK"}
+RESULTS = {Cell(4): law_results(Cell(4), 2, 4e4, 60)}
+
+
+@pytest.fixture
+def url(tmp_path):
+    url = f"sqlite:///{tmp_path}/here.db"
+    write_study(url, RESULTS)
+    return url
+
+
+def test_a_study_of_an_earlier_version_has_no_notes(url):
+    assert read_study(url, "fake").notes == {}
+
+
+def test_a_note_stays_until_a_note_that_differs_in_numbers_replaces_it(url):
+    for notes in (IDLE | RANDOM, OTHER_KEY, {}):
+        store_notes(url, "fake", notes, has_results=True)
+    assert read_study(url, "fake").notes == IDLE | RANDOM | OTHER_KEY
+    store_notes(url, "fake", WIDER, has_results=True)
+    assert read_study(url, "fake").notes == WIDER | RANDOM | OTHER_KEY
+
+
+def test_before_the_first_result_a_dry_run_replaces_the_notes_of_the_last_one(url):
+    store_notes(url, "fake", IDLE, has_results=False)
+    store_notes(url, "fake", RANDOM, has_results=False)
+    assert read_study(url, "fake").notes == RANDOM
+    store_notes(url, "fake", {}, has_results=False)
+    assert read_study(url, "fake").notes == {}
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_merge_keeps_the_notes_of_both(url, tmp_path, is_new):
+    store_notes(url, "fake", RANDOM, has_results=True)
+    target = f"sqlite:///{tmp_path}/target.db"
+    if not is_new:
+        write_study(target, RESULTS)
+        store_notes(target, "fake", IDLE, has_results=True)
+    with open_elsewhere(url, target) as other:
+        merge(target, [other])
+    assert read_study(target, "fake").notes == (RANDOM if is_new else IDLE | RANDOM)
+
+
+def test_the_report_has_each_note_once_the_most_harmful_first():
+    lines = study_notes(analysis_of(RESULTS, notes=RANDOM | IDLE))
+    notes = [line for line in lines if line.startswith("Dry run: ")]
+    assert notes == [f"Dry run: {text}." for text in IDLE | RANDOM]
