@@ -169,7 +169,7 @@ def _refuse_equal_names(connection: Connection, file: Path) -> None:
     if name is not None:
         raise StorageError(
             f"{file} has two studies {name!r}, because its creation was interrupted, and trials "
-            f"are divided between them. Move {file} away and run the study again.",
+            f"are divided between them. Move {file.parent} away and run the study again.",
             key=str(file),
             value=name,
         )
