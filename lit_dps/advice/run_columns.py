@@ -108,6 +108,10 @@ def plain_name(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", last.lower()).strip("_")
 
 
+def is_sparsity(name: Any) -> bool:
+    return plain_name(str(name)) == "sparsity"
+
+
 def listed_columns(table: pd.DataFrame) -> str:
     return ", ".join(map(str, table.columns))
 

@@ -23,9 +23,9 @@ from lit_dps.advice.run_columns import (
     as_numbers,
     cell_text,
     find_columns,
+    is_sparsity,
     listed_columns,
     place_of,
-    plain_name,
     positive_numbers,
     refuse_repeated_columns,
 )
@@ -183,7 +183,7 @@ def _check_other_columns(runs: Any, source: str, notes: list[str]) -> None:
 def _refuse_several_sparsities(runs: Any, source: str) -> None:
     """Raise ConfigError if rows have several sparsities, because K depends on the sparsity."""
     for column in runs.columns:
-        if plain_name(str(column)) != "sparsity":
+        if not is_sparsity(column):
             continue
         sparsities = as_comparable(runs[column]).unique()
         if len(sparsities) > 1:
@@ -228,7 +228,8 @@ def _runs_of_curves(
         # Without names, two runs could be read as one.
         _refuse_several_sparsities(rows[rows[goal.metric].notna()], source)
         _refuse_rates_of_schedules(rows, keys, source)
-    settings_of_runs = [*SETTINGS, *_constant_columns(rows, keys, goal)]
+    rows, other_settings = _with_settings(rows, keys, goal)
+    settings_of_runs = [*SETTINGS, *other_settings]
     unused = [name for name in rows.columns if name not in (*COLUMNS, *settings_of_runs)]
     runs = []
     has_schedule = False
@@ -273,17 +274,30 @@ def _count(runs: int) -> str:
     return "1 run is" if runs == 1 else f"{runs} runs are"
 
 
-def _constant_columns(rows: Any, keys: list[str], goal: CurveGoal) -> list[Any]:
-    """Return the columns that are not read and that have at most one value in each run."""
-    constant = []
+def _with_settings(rows: Any, keys: list[str], goal: CurveGoal) -> tuple[Any, list[Any]]:
+    """Return rows with the settings of their runs, and the names of these columns.
+
+    Only columns that are not read can be settings. The sparsity of a run is its last one, because
+    pruning may be a schedule. Another column that changes along a run is no setting of that run.
+    """
+    run_of_row = rows.groupby(keys, dropna=False).ngroup()
+    rows_of_run = run_of_row.groupby(run_of_row).transform("size")
+    by_step = rows.sort_values("step", kind="stable", na_position="first")
+    settings = {}
     for column in rows.columns:
         if column in COLUMNS or column == goal.metric:
             continue
-        values = as_comparable(rows[column])
-        counts = values.groupby([rows[key] for key in keys], dropna=False).nunique()
-        if counts.max() <= 1:
-            constant.append(column)
-    return constant
+        if is_sparsity(column):
+            settings[column] = by_step.groupby(run_of_row)[column].transform("last")
+            continue
+        counts = as_comparable(rows[column]).groupby(run_of_row).transform("nunique")
+        values = rows[column]
+        if counts.max() > 1:
+            # One row does not show whether a value would have changed, as a metric does.
+            values = values.where((counts <= 1) & (rows_of_run > 1))
+        if values.notna().any():
+            settings[column] = values
+    return rows.assign(**settings), list(settings)
 
 
 def _settings_of_run(curve: Any, columns: Sequence[Any]) -> dict[Any, object]:

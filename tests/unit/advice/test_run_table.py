@@ -55,6 +55,26 @@ def test_rows_of_two_sparsities_are_no_curve():
     assert len(read_runs(pd.DataFrame(rows).assign(run="a"), goal=LOSS).runs) == 1
 
 
+def rows_of_schedule(run, sparsities, **columns) -> list[dict]:
+    """Rows of a run of batch size 8 that meets the goal last, with a sparsity at each."""
+    values = [0.9] * (len(sparsities) - 1) + [0.1]
+    rows = curve(run, 8, values, **columns)
+    for row, sparsity in zip(rows, sparsities, strict=True):
+        row["sparsity"] = sparsity
+    return rows
+
+
+def test_the_last_sparsity_of_a_run_counts():
+    first = rows_of_schedule("a", [0.0, 0.5])
+    other = rows_of_schedule("b", [0.0, 0.5, 0.9])
+    with refuses("sparsity of runs", "0.5, 0.9"):
+        read_runs(pd.DataFrame(first + other), goal=LOSS)
+    # The last one in the order of steps, of rows in any order, which some rows lack.
+    same = rows_of_schedule("b", [0.9, "0.5", None])[::-1]
+    table = read_runs(pd.DataFrame(first + same), goal=LOSS)
+    assert list(table.runs["steps"]) == [20, 30] and table.notes == []
+
+
 def test_one_sparsity_written_in_two_ways_is_no_difference():
     rows = pd.DataFrame({"batch_size": [8, 8], "steps": [10, 20], "sparsity": ["0", "0.0"]})
     assert read_runs(rows).notes == []
@@ -78,6 +98,20 @@ def test_what_changes_along_a_run_is_no_setting():
     table = pd.DataFrame(rows).assign(train_loss=lambda t: 1 / t["step"])
     (note,) = read_runs(table, goal=LOSS).notes
     assert "width" in note and "train_loss" not in note
+    # A metric changes along each run that has several validations.
+    short = pd.DataFrame(curve("c", 8, [0.1], width=64, train_loss=3.0))
+    (note,) = read_runs(pd.concat([table, short]), goal=LOSS).notes
+    assert "width" in note and "train_loss" not in note
+
+
+def test_a_setting_that_changes_along_another_run_has_a_note():
+    rows = curve("a", 8, [0.9, 0.1], decay=0.1) + curve("b", 8, [0.9, 0.5, 0.1], decay=0.2)
+    changing = curve("c", 8, [0.9, 0.1])
+    changing[0]["decay"], changing[1]["decay"] = 0.1, 0.3
+    (note,) = read_runs(pd.DataFrame(rows + changing), goal=LOSS).notes
+    assert "decay" in note
+    # One value in one run differs from several values in another one.
+    assert read_runs(pd.DataFrame(rows[:2] + changing), goal=LOSS).notes == [note]
 
 
 # ---- Goals ----
