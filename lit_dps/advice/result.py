@@ -106,7 +106,9 @@ class Advice:
             lines += ["", *_steps_text(self.steps)]
         else:
             lines += [*wrapped([self.answer.step_time.describe()], width=width), ""]
-            lines += render(self.answer, terminal=terminal).splitlines()
+            is_below_law = isinstance(self.law, Law)
+            answer = render(self.answer, terminal=terminal, is_below_law=is_below_law)
+            lines += answer.splitlines()
         lines.append("")
         # With a recommendation, the answer has this sentence.
         if self.next_run is not None and self.best is None:

@@ -28,7 +28,11 @@ RATE = "rate"
 
 
 def render(
-    answer: Answer, all_rows: bool = False, terminal: int | None = None, file: str = ""
+    answer: Answer,
+    all_rows: bool = False,
+    terminal: int | None = None,
+    file: str = "",
+    is_below_law: bool = False,
 ) -> str:
     """Return the recommendation, the table and what it assumes, as text.
 
@@ -38,9 +42,10 @@ def render(
         terminal: Columns of the terminal; None for a file, whose table has all details.
         file: The name of the file that has the limits if the terminal is too narrow; "" without a
             file.
+        is_below_law: Whether the text is below the line of the law.
     """
     width = width_at(terminal)
-    lines = wrapped(_recommendation(answer), width=width)
+    lines = wrapped(_recommendation(answer, is_below_law), width=width)
     if len(answer.table):
         lines += ["", *_table(answer, all_rows, terminal, file), ""]
     for title, texts in (("assumed:", answer.assumed), ("what would change it:", answer.changes)):
@@ -63,14 +68,17 @@ def wrapped(texts: Iterable[str], indent: str = "", width: int = WIDTH) -> list[
     return lines
 
 
-def _recommendation(answer: Answer) -> list[str]:
+def _recommendation(answer: Answer, is_below_law: bool) -> list[str]:
     """Return the row to run, and the interval of batch sizes, as two sentences."""
     best = answer.best
     if best is None:
         if not any(each.bound == 0 for each in answer.law.observations):
             return ["No answer: no run shows how many steps the goal takes."]
         why = "No answer: K or the step time is not known for anything that was asked."
-        return [why, *answer.law.notes]
+        notes = answer.law.notes
+        if is_below_law and isinstance(answer.law, Law):
+            notes = answer.law.notes_beside_line
+        return [why, *notes]
     assert answer.fastest is not None and answer.interval is not None
     rate = ""
     if answer.rate is not None:

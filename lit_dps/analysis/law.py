@@ -327,10 +327,17 @@ class Law:
         lines = []
         if not self.is_b_crit_known:
             lines.append(f"B_crit is not identifiable: {self.verdict}")
-        boundaries = note_on_boundaries(self.observations)
-        if boundaries:
-            lines.append(boundaries)
-        return lines
+        return [*lines, *self._notes_on_boundaries]
+
+    @property
+    def notes_beside_line(self) -> list[str]:
+        """The notes whose content is not in `line`."""
+        return self.notes if self.rests_on_prior else self._notes_on_boundaries
+
+    @property
+    def _notes_on_boundaries(self) -> list[str]:
+        note = note_on_boundaries(self.observations)
+        return [note] if note else []
 
     def describe(self) -> str:
         """Return B_crit as text: its interval, or why it is not identifiable, without advice."""

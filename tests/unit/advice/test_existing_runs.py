@@ -266,6 +266,15 @@ def test_one_or_two_batch_sizes_are_answered_by_a_prior_and_none_is_not():
     assert [row["bound"] for row in advice.to_dict()["measured"]] == ["at least"] * 2
 
 
+def test_a_text_without_a_recommendation_has_the_verdict_on_the_law_once():
+    """K rises with B, and no law extrapolates to B = 4096."""
+    runs = pd.DataFrame({"batch_size": [8, 16, 32], "steps": [300, 400, 250]})
+    advice = lit_dps.advise(runs.assign(step_seconds=0.01), batch_sizes=[4096])
+    assert advice.best is None and advice.law is not None
+    reason = " ".join(advice.law.verdict.reason.split())
+    assert " ".join(advice.text.split()).count(reason) == 1
+
+
 # ---- The document for machines ----
 
 
