@@ -33,6 +33,9 @@ BUDGET_SHARE = 0.05
 STEPS_RATIO = 2
 MAX_SECONDS = 60.0  # of the short run
 MAX_TRAININGS = 3.0  # that --budget pays at most, by the method "pilot"
+# Most steps to the goal over those of the short run, without a --budget. Beyond, the second half of
+# the run made less than 3 % of the rest of the way. Validations alone may differ by as much.
+MAX_EXTRAPOLATION = 20
 MIN_CHECKS = 3  # validations from which the progress of a run is extrapolated
 
 
@@ -125,7 +128,14 @@ def propose(run: ShortRun, goal: Goal, budget: float, share: float) -> Proposal:
     if budget < math.inf:
         affordable = int(share * budget / run.step_seconds)
     expected = expected_steps(run, goal)
-    plausible = Goal.max_steps if expected is None else STEPS_RATIO * expected
+    is_too_far = False
+    if expected is not None and budget == math.inf:
+        is_too_far = expected > MAX_EXTRAPOLATION * run.steps
+    if expected is None or is_too_far:
+        # The short run may have taken more steps than the default without meeting the goal.
+        plausible = max(Goal.max_steps, STEPS_RATIO * run.steps)
+    else:
+        plausible = STEPS_RATIO * expected
     steps = int(min(plausible, affordable)) // goal.check_interval * goal.check_interval
     steps = max(steps, goal.check_interval)
     if expected is not None and expected <= run.steps:
@@ -136,7 +146,6 @@ def propose(run: ShortRun, goal: Goal, budget: float, share: float) -> Proposal:
             f"A short run of {run.steps} steps at B = {run.batch_size} does not show how far the "
             "goal is."
         )
-        limit = f"{steps} is the default."
     elif expected <= run.steps:
         reason = f"A short run at B = {run.batch_size} met the goal at step {expected:g}."
     else:
@@ -144,6 +153,13 @@ def propose(run: ShortRun, goal: Goal, budget: float, share: float) -> Proposal:
             f"A short run of {run.steps} steps at B = {run.batch_size} did not meet the goal; at "
             f"its pace it would after about {number_text(expected)} steps."
         )
+    if expected is None or is_too_far:
+        limit = f"{steps} is the default."
+        if plausible > Goal.max_steps:
+            limit = f"{steps} is {STEPS_RATIO} times the short run."
+    if is_too_far:
+        reason += f" That is more than {MAX_EXTRAPOLATION} times its steps, too far to extrapolate."
+        limit += " A longer training needs a larger goal.max_steps."
     if affordable < plausible:
         real_share = steps * run.step_seconds / budget
         limit = f"A training of {steps} steps takes about {real_share:.0%} of --budget."

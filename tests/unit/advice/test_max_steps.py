@@ -66,15 +66,25 @@ def test_the_proposal_is_what_the_goal_needs_and_the_time_pays(run, seconds, ste
     assert f"goal.max_steps: {steps}" in proposal.note
 
 
-def test_without_a_budget_the_pace_alone_decides():
-    """The goal is 4,999,995 steps away, more than the default of goal.max_steps."""
-    slow = short([0.5, 0.4999999, 0.4999998, 0.4999996])
-    proposal = propose(slow, GOAL, math.inf, 1 / 3)
-    expected = expected_steps(slow, GOAL)
-    assert expected > Goal.max_steps
-    assert 2 * expected - 5 <= proposal.max_steps <= 2 * expected
-    assert "--budget" not in proposal.note
-    assert propose(FLAT, GOAL, math.inf, 1 / 3).max_steps == Goal.max_steps
+@pytest.mark.parametrize(
+    ("middle", "budget", "steps"),
+    [
+        (0.4901, math.inf, 2 * 395),  # the goal is at step 396 by the pace, of a run of 20 steps
+        (0.4899, math.inf, Goal.max_steps),  # 404, more than 20 times the run
+        (0.4899, 1e6, 805),  # a budget limits what a wrong pace costs
+    ],
+)
+def test_without_a_budget_a_pace_counts_up_to_20_times_the_short_run(middle, budget, steps):
+    proposal = propose(short([0.5, middle, middle, 0.48]), GOAL, budget, 1 / 3)
+    assert proposal.max_steps == steps
+    assert ("too far" in proposal.note) == (steps == Goal.max_steps)
+
+
+def test_the_proposal_is_more_than_a_short_run_that_missed_the_goal():
+    """A pace of nothing, and one that is too slow, after 60,000 steps."""
+    slow = short([0.5, 0.4901, 0.4901, 0.4900], interval=15_000)
+    for run in (short(FLAT.values, interval=15_000), slow):
+        assert propose(run, GOAL, math.inf, 1 / 3).max_steps == 2 * 60_000
 
 
 def test_progress_below_the_precision_of_a_number_is_not_extrapolated():
