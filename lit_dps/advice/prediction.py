@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,10 +24,12 @@ from lit_dps.core.trial import Status
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.storage.advice_store import AdviceStore
+from lit_dps.study.identity import FREE_DATA
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.example_count import declared_batch_size, full_batch_size, record_batches
 from lit_dps.training.lightning_private import callbacks_of
 from lit_dps.training.stopwatch import stopwatch_of
+from lit_dps.training.workload import place_of
 
 # Sections of the configuration that decide the steps to a goal, beside the section goal.
 SECTIONS = ("model", "data", "optim", "local", "pruning", "batch")
@@ -40,6 +40,8 @@ TRAINER_KEYS = (
     "trainer.gradient_clip_val",
     "trainer.gradient_clip_algorithm",
 )
+CLASS_PATH = ".class_path"
+EQUALS = " = "  # between the key and the value of a setting as text
 
 
 class PredictionCallback(Callback):
@@ -58,10 +60,11 @@ class PredictionCallback(Callback):
         devices: The number of devices.
         steps, hours: Lower 95 % limit, value and upper limit of the prediction.
         goal: The goal by `describe_goal`; None if it is unknown, as before 2026-11-29.
-        workload: The settings by `digest_of_settings`; None if they are unknown.
+        workload: The settings by `settings_texts`; None if they are unknown.
 
     Attributes:
-        settings: The keys that files and options of `fit` set; None outside of the command.
+        settings: The keys that files and options of `fit` set, with their values, in their order;
+            None outside of the command.
     """
 
     def __init__(
@@ -73,7 +76,7 @@ class PredictionCallback(Callback):
         steps: list[float],
         hours: list[float],
         goal: str | None = None,
-        workload: str | None = None,
+        workload: list[str] | None = None,
     ):
         self.storage = storage
         self.study = study
@@ -83,7 +86,7 @@ class PredictionCallback(Callback):
         self.hours = hours
         self.goal = goal
         self.workload = workload
-        self.settings: Mapping[str, Any] | None = None
+        self.settings: Sequence[tuple[str, Any]] | None = None
         self._began = time.monotonic()
         self._real_batch_size = 0  # 0 until it is known
 
@@ -145,9 +148,10 @@ class PredictionCallback(Callback):
             return f"The prediction is for {self.goal}, but this run has {text}"
         if self.workload is None or self.settings is None:
             return None
-        if digest_of_settings(self.settings) != self.workload:
-            places = ", ".join((*SECTIONS, *TRAINER_KEYS))
-            return f"The prediction is for other values than this run has in one of {places}"
+        different = {*settings_texts(self.settings)} ^ {*self.workload}
+        if different:
+            keys = sorted({text.partition(EQUALS)[0] for text in different})
+            return f"The prediction is for other values of {', '.join(keys)} than this run has"
         return None
 
     def _real_values(self, trainer: Trainer) -> dict[str, Any]:
@@ -179,31 +183,56 @@ def describe_goal(goal: Goal) -> str:
     return f"{goal}, check interval {goal.check_interval}"
 
 
-def digest_of_settings(settings: Mapping[str, Any]) -> str:
-    """Return a digest of the settings that decide the steps to a goal.
+def settings_texts(settings: Iterable[tuple[str, Any]]) -> list[str]:
+    """Return the settings that decide the steps to a goal or their seconds, as KEY = VALUE.
 
     Args:
-        settings: Keys of the configuration, such as "model.init_args" or "data". Keys outside of
-            `SECTIONS` and `TRAINER_KEYS` are ignored. Only the class name of a class path counts,
-            because a class of a script moves to a module before `fit`.
+        settings: Keys of the configuration, such as "model.init_args" or "data.n", and their
+            values; later ones win. Keys outside of `SECTIONS` and `TRAINER_KEYS` are left out, and
+            so are the data's arguments of `FREE_DATA`, which change no result.
     """
-    relevant = {}
-    for key, value in settings.items():
+    values: dict[str, str] = {}
+    for key, value in settings:
         if key.partition(".")[0] in SECTIONS or key in TRAINER_KEYS:
-            relevant[key] = _with_class_names(key.rpartition(".")[2], value)
-    text = json.dumps(relevant, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+            _set_texts(values, ".".join(place_of(key)), value)
+    for name in FREE_DATA:
+        values.pop(f"data.{name}", None)
+    return [f"{key}{EQUALS}{value}" for key, value in sorted(values.items())]
 
 
-def _with_class_names(key: str, value: Any) -> Any:
-    """Return the value of a key with the name of a class in place of each class path."""
+def _set_texts(values: dict[str, str], key: str, value: Any) -> None:
+    """Set the values below a key as texts by their keys, without "init_args".
+
+    The key of a class has the name of the class, because a class of a script moves to a module
+    before `fit`.
+    """
     if isinstance(value, Mapping):
-        return {str(name): _with_class_names(str(name), each) for name, each in value.items()}
+        for name, each in value.items():
+            _set_texts(values, ".".join((key, *place_of(str(name)))), each)
+        return
+    # `--data PATH` is short for data.class_path.
+    if key in ("model", "data") or key.endswith(CLASS_PATH):
+        values[key.removesuffix(CLASS_PATH)] = str(value).rpartition(".")[2]
+        return
     if isinstance(value, list | tuple):
-        return [_with_class_names("", each) for each in value]
-    if key == "class_path":
-        return str(value).rpartition(".")[2]
-    return value
+        # A list replaces an earlier one, also a longer one.
+        for each in [each for each in values if each.startswith(f"{key}.")]:
+            del values[each]
+        values[key] = f"list of {len(value)}"
+        for i, item in enumerate(value):
+            _set_texts(values, f"{key}.{i}", item)
+        return
+    values[key] = _text_of(value)
+
+
+def _text_of(value: Any) -> str:
+    """Return a plain value as a text, equal for all spellings of a number."""
+    if value is None or isinstance(value, bool):
+        return str(value)
+    try:
+        return repr(float(value))
+    except (TypeError, ValueError, OverflowError):
+        return str(value)
 
 
 def _goal_callback(trainer: Trainer) -> GoalErrorCallback | None:

@@ -11,7 +11,7 @@ from lightning.pytorch import Trainer
 from lit_dps.advice.answer import Answer
 from lit_dps.advice.branch_law import Branched
 from lit_dps.advice.pilot_plan import with_values
-from lit_dps.advice.prediction import describe_goal, digest_of_settings
+from lit_dps.advice.prediction import describe_goal, settings_texts
 from lit_dps.advice.question import Question
 from lit_dps.advice.user_workload import probe_setup
 from lit_dps.core.trial_config import OptimConfig, plain
@@ -143,9 +143,8 @@ def _prediction_callback(
     for name in ("steps", "hours"):
         arguments[name] = [float(best[f"{name}{end}"]) for end in ("_low", "", "_high")]
     arguments["goal"] = describe_goal(question.setup.built_goal)
-    settings = {}
+    settings = []
     for section, content in config.items():
-        for key, value in content.items():
-            settings[f"{section}.{key}"] = value
-    arguments["workload"] = digest_of_settings(settings)
+        settings += [(f"{section}.{key}", value) for key, value in content.items()]
+    arguments["workload"] = settings_texts(settings)
     return {"class_path": PREDICTION_CALLBACK, "init_args": arguments}

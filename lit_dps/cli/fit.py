@@ -263,7 +263,7 @@ class DPSCLI(LightningCLI):
         refuse_goals(callbacks, "trainer.callbacks")
         for callback in callbacks:
             if isinstance(callback, PredictionCallback):
-                callback.settings = {each.key: each.value for each in self.command.settings}
+                callback.settings = [(each.key, each.value) for each in self.command.settings]
         for key, kind in CALLBACKS.items():
             if key == "goal" and config.optim.average_half_life:
                 callbacks.append(AverageCallback(config.optim.average_half_life))

@@ -16,7 +16,7 @@ from lit_dps.advice.prediction import (
     PredictionCallback,
     calibrate,
     describe_goal,
-    digest_of_settings,
+    settings_texts,
 )
 from lit_dps.analysis.step_seconds import step_seconds
 from lit_dps.core.trial import Cell, Status, Trial
@@ -184,24 +184,61 @@ def test_a_run_of_another_goal_is_no_pair(tmp_path, capsys):
     assert stored["steps"] == 8
 
 
-def test_a_run_with_other_settings_is_no_pair(capsys):
-    model = {
-        "class_path": "my_script.Net",
-        "init_args": {"lr": 0.02, "loss": {"class_path": "a.B"}},
-    }
-    settings = {"model.class_path": "Net", "model.init_args": model["init_args"], "data.n": 2}
-    digest = digest_of_settings(settings)
+PREDICTED = [
+    ("model.class_path", "my_script.Net"),
+    ("model.init_args", {"lr": 0.02, "loss": {"class_path": "a.B", "init_args": {"p": 1}}}),
+    ("data.class_path", "my_script.Data"),
+    ("data.init_args", {"root": "here", "sizes": [8, 16]}),
+    ("trainer.max_epochs", 3),
+]
+
+
+def difference(*others: tuple[str, object]) -> str | None:
+    """Return how a run with other settings beside the predicted ones differs, as a clause."""
+    texts = settings_texts(PREDICTED)
+    prediction = PredictionCallback("", "mine", 32, 1, [1, 2, 3], [1, 2, 3], None, texts)
     trainer = SimpleNamespace(callbacks=[], world_size=1)
-    prediction = PredictionCallback("", "mine", 32, 1, [1, 2, 3], [1, 2, 3], None, digest)
     assert prediction._difference(trainer) is None
-    # Classes move from a script to a module, and devices do not change the steps.
-    prediction.settings = {**settings, "model.class_path": "my_module.Net", "trainer.devices": 2}
-    assert prediction._difference(trainer) is None
-    others = [{"model.lr": 0.2}, {"model.init_args": {"lr": 0.2}}, {"pruning.sparsity": 0.9}]
-    others.append({"trainer.precision": "bf16-mixed"})
-    for other in [*others, {"model.class_path": "my_module.Other"}]:
-        prediction.settings = {**settings, **other}
-        assert "model" in prediction._difference(trainer)
+    prediction.settings = [*PREDICTED, *others]
+    return prediction._difference(trainer)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        # Classes move from a script to a module.
+        *[("model.class_path", "my_module.Net"), ("data", "my_module.Data")],
+        # These change speed or folders alone.
+        *[("trainer.devices", 2), ("data.num_workers", 8), ("data.init_args.root", "/scratch")],
+        # These repeat a value in another spelling.
+        *[("model.lr", "2e-2"), ("model.init_args.lr", 0.02), ("model.loss.p", 1.0)],
+        *[("model", {"init_args": {"lr": 0.02}}), ("data.sizes", [8, 16])],
+    ],
+)
+def test_free_and_repeated_settings_are_no_other_ones(key, value):
+    assert difference((key, value)) is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "key"),
+    [
+        (("model.lr", 0.2), "model.lr"),
+        (("model.init_args", {"lr": 0.2}), "model.lr"),
+        (("model.init_args.loss.init_args.p", 2), "model.loss.p"),
+        (("model.class_path", "my_module.Other"), "model"),
+        (("model.loss.class_path", "a.C"), "model.loss"),
+        (("data", "my_module.Other"), "data"),
+        (("data.sizes", [8]), "data.sizes, data.sizes.1"),
+        (("pruning.sparsity", 0.9), "pruning.sparsity"),
+        (("trainer.precision", "bf16-mixed"), "trainer.precision"),
+    ],
+)
+def test_a_run_with_other_settings_is_no_pair_and_names_them(setting, key):
+    assert f" of {key} than" in difference(setting)
+
+
+def test_the_last_of_two_values_counts():
+    assert difference(("model.lr", 0.2), ("model.init_args", {"lr": 0.02})) is None
 
 
 def test_a_run_that_diverges_is_stored_as_diverged(tmp_path):
