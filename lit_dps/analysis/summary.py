@@ -39,7 +39,7 @@ class CellSummary:
         undetermined_points: Trials that are skipped, since their costs are unknown
             (`StudyRecord.undetermined_points`): the lowest cost that each may have.
         may_be_lower: Whether K* may be lower, because of undetermined trials.
-        may_have_k_star: Whether the K* of the cell is unknown, because of undetermined trials.
+        may_have_k_star: Whether there is no K*, and undetermined trials may give the cell one.
         is_at_first_check: Whether K* is at the first check that can meet the goal.
         has_few_trials: Whether K* is of less than half of the declared trials. A search proceeds to
             better rates, so K* of few trials is too high. Failed trials have no result, since they
@@ -105,10 +105,10 @@ def _summarize_cell(record: StudyRecord, cell: Cell) -> CellSummary:
     k_star = record.statistic.k_star(costs)
     best = best_trial(trials, record.statistic)
     undetermined = record.undetermined_points.get(cell, {})
+    lowest = record.statistic.k_star([*costs, *undetermined.values()])
     may_be_lower = False
     check_cost: Cost = 0
     if k_star is not None and best is not None and best.steps is not None:
-        lowest = record.statistic.k_star([*costs, *undetermined.values()])
         may_be_lower = lowest is not None and lowest < k_star
         check_cost = best.unit.last_interval(best.curve, best.steps, record.goal.check_interval)
     is_first = record.goal.is_at_first_check(k_star, trials)
@@ -134,7 +134,7 @@ def _summarize_cell(record: StudyRecord, cell: Cell) -> CellSummary:
         is_upper_bound=may_be_lower or is_first or has_few_trials,
         undetermined_points=undetermined,
         may_be_lower=may_be_lower,
-        may_have_k_star=k_star is None and bool(undetermined),
+        may_have_k_star=k_star is None and lowest is not None,
         is_at_first_check=is_first,
         has_few_trials=has_few_trials,
         check_cost=check_cost,

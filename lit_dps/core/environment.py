@@ -75,9 +75,10 @@ class Environment:
 
     @property
     def code_key(self) -> str | None:
-        """A key without the data and without comments in the code; None if it is not recorded.
+        """A key of what changes step times; None if the environment is not recorded.
 
-        A run without trials does not hash its data, and does not compute first steps.
+        The content of the data, the results of the first steps, comments, and files that the
+        model's arguments name do not change the time of a step.
         """
         if not self.content:
             return None
@@ -89,7 +90,7 @@ class Environment:
         # Earlier versions stored a third one.
         content[SOURCES] = {}
         for file, hashes in self.sources.items():
-            if not file.startswith(FILE):  # the model may write it
+            if not file.startswith(FILE):
                 content[SOURCES][file] = hashes[:2][-1]
         return with_key(content, since="")[KEY]
 
@@ -188,7 +189,8 @@ def changed_parts(
 ) -> list[str]:
     """Return the names in an entry whose version differs from all stored environments.
 
-    A name that occurs in no stored environment is new and does not count as a change.
+    A name that occurs in no stored environment is new and does not count as a change. A file that
+    trials write (`files_written_by_trials`) does not count either.
 
     Args:
         stored: Environments of a study.
@@ -196,12 +198,29 @@ def changed_parts(
         entry: SOURCES, DATA or COMPUTED.
     """
     changed = []
+    written = files_written_by_trials(stored)
     for name, version in now.get(entry, {}).items():
+        if entry == SOURCES and name in written:
+            continue
         earlier = [each[entry][name] for each in stored if name in each.get(entry, {})]
         earlier = _best_comparable(entry, version, earlier)
         if earlier and not any(SAME[entry](version, other) for other in earlier):
             changed.append(name)
     return changed
+
+
+def files_written_by_trials(environments: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Return the files of the model's arguments that are `UNKNOWN` in any environment.
+
+    Trials write these files. A run that is killed stores the hash of its start, which the next run
+    does not find again.
+    """
+    names = set()
+    for environment in environments:
+        for name, hashes in environment.get(SOURCES, {}).items():
+            if name.startswith(FILE) and list(hashes) == UNKNOWN:
+                names.add(name)
+    return names
 
 
 def _best_comparable(entry: str, version: Hashes, others: Sequence[Hashes]) -> list[Hashes]:

@@ -89,12 +89,12 @@ def _timing_remarks(setup: StudySetup, timing: Timing) -> list[str]:
     lines = [f"timed at B = {batch_sizes} with {threads}", line]
     axes = _timed_axes(setup)
     if axes:
-        lines.append(f"timed at {_values_text(axes)}; other values may take longer")
+        lines.append(f"timed at {_values_text(axes)}; other values may take more or less time")
     sizes = sizes_of(setup.middle, study.space)
     if sizes:
         lines.append(
             f"timed at {_values_text(sizes)}, the middle of the search space; other values may "
-            "take longer"
+            "take more or less time"
         )
     if setup.ranks > 1:
         lines.append(
@@ -106,6 +106,13 @@ def _timing_remarks(setup: StudySetup, timing: Timing) -> list[str]:
             "goal.max_examples allows more steps if batches are smaller than B, such as the last "
             "one of an epoch"
         )
+    if setup.built_goal.max_seconds is not None:
+        faster = [cell for cell in setup.study.cells if _may_have_faster_steps(setup, cell)]
+        if faster:
+            lines.append(
+                "steps of some cells may be faster than timed; the table counts them without the "
+                "limit goal.max_seconds"
+            )
     if setup.grows_batches:
         lines.append(
             "timed at the batch size of each cell; smaller batches of batch.schedule take less time"
@@ -350,7 +357,7 @@ def study_table(
         schedule = setup.batch.with_axes(cell.axes).build()
         # The faster a step, the more steps and validations are within `goal.max_seconds`.
         least_seconds = 0.0
-        if schedule.is_constant:
+        if not _may_have_faster_steps(setup, cell):
             least_seconds = timing.least_step(cell.batch_size)
         steps = goal.most_steps(cell.batch_size, least_seconds, schedule)
         reached = [pause for pause in pauses if pause < steps]
@@ -377,6 +384,29 @@ def study_table(
         return [*lines, "", "all trials and repeats have finished"]
     basis_text = forecast_basis(setup, basis, laws)
     return [*lines, "", *_explain(setup, remaining, basis_text)]
+
+
+def _may_have_faster_steps(setup: StudySetup, cell: Cell) -> bool:
+    """Return True if steps of a cell may be faster than those of the timed trials.
+
+    Ranks, other sizes of the network, smaller batches, no mask and synchronous steps may make a
+    step faster. Timed trials of a study with sparse cells have masks (`step_times.measure`).
+    """
+    if setup.ranks > 1 or sizes_of(setup.middle, setup.study.space):
+        return True
+    if cell.sparsity == 0 and max(setup.study.sparsities) > 0:
+        return True
+    if not setup.batch.with_axes(cell.axes).build().is_constant:
+        return True
+    settings = setup.trial_settings().resolve(Trial(cell, 0, setup.middle))
+    if settings.local.on and settings.local.start > 0:
+        return True
+    axes = dict(cell.axes)
+    for key, value in _timed_axes(setup).items():
+        # Timed trials prune by magnitude, which costs steps no time.
+        if not key.startswith("pruning.") and axes[key] != value:
+            return True
+    return False
 
 
 def _rungs(setup: StudySetup) -> Sequence[float]:

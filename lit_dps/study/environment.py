@@ -17,6 +17,8 @@ from lit_dps.core.environment import (
     THREADS,
     UNKNOWN,
     Environment,
+    Hashes,
+    files_written_by_trials,
     with_key,
 )
 from lit_dps.core.progress_line import print_wrapped
@@ -53,7 +55,7 @@ def environment_of(
         **_versions_of_packages(config),
         HARDWARE: hardware(),
         THREADS: setup.study.threads,
-        SOURCES: source_hashes(config),
+        SOURCES: _with_written_files(source_hashes(config), stored),
         DATA: data_hashes(setup),
     }
     computed = first_steps(setup, content, stored)
@@ -67,6 +69,19 @@ def environment_of(
             "the seed of the trial?"
         )
     return Environment(with_key(content, datetime.now().strftime("%Y-%m-%d %H:%M")))
+
+
+def _with_written_files(
+    sources: Mapping[str, Hashes], stored: Sequence[Mapping[str, Any]]
+) -> dict[str, Hashes]:
+    """Return hashes of sources, `UNKNOWN` for files that trials of the stored study write.
+
+    So checkpoints of its trials do not depend on the content of these files.
+    """
+    hashes = dict(sources)
+    for name in files_written_by_trials(stored) & hashes.keys():
+        hashes[name] = UNKNOWN
+    return hashes
 
 
 def _versions_of_packages(config: Any) -> dict[str, str]:

@@ -53,9 +53,9 @@ def found(folder: Path) -> list:
     ]
 
 
-def wait_for_checkpoint(folder: Path, process) -> None:
+def wait_for_checkpoint(folder: Path, process, name: str = "fast") -> None:
     end = time.monotonic() + 200
-    while not list(folder.glob("mlruns/checkpoints/fast/*/point-*.ckpt")):
+    while not list(folder.glob(f"mlruns/checkpoints/{name}/*/point-*.ckpt")):
         assert process.poll() is None, "the study ended before it could be interrupted"
         assert time.monotonic() < end, "nothing is saved"
         time.sleep(0.02)

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -22,7 +24,8 @@ from lit_dps.storage.advice_store import AdviceStore
 from lit_dps.storage.database import open_storage
 from lit_dps.storage.stored_format import study_attributes
 from lit_dps.study.workers import work_in_processes
-from tests.e2e.commands import results, run_forked, start
+from tests.e2e.commands import results, run, run_forked, start
+from tests.e2e.test_checkpoint_study import wait_for_checkpoint
 from tests.support.errors import error_line, refuses
 from tests.unit.advice.test_step_probe import with_module
 
@@ -158,6 +161,28 @@ def test_a_file_that_trials_write_late_is_no_change(call, tmp_path, monkeypatch,
         url = f"sqlite:///{tmp_path}/mlruns/study.db"
         stored = study_attributes(open_storage(url), name)["environments"]
         assert [each["sources"]["file late.txt"] for each in stored] == [UNKNOWN] * len(stored)
+
+
+@pytest.mark.slow
+def test_a_killed_run_of_a_model_that_writes_a_file_resumes(tmp_path):
+    """The first run stores that trials write the file. The hash of the killed run is outdated."""
+    name = "writes_and_dies"
+    write(tmp_path, name)
+    (tmp_path / f"{name}.py").write_text(WRITES)
+    command = ["study", "--config", "c.yaml", "--goal.error", 0.001, "--goal.max_steps", 1200]
+    command += ["--goal.check_interval", 20, "--study.checkpoint_minutes", 0.002]
+    done = run(tmp_path, *command, "--study.trials", 1)
+    assert done.returncode == ExitCode.NO_RESULT, done.stderr
+    process = start(tmp_path, *command, "--study.trials", 2)
+    wait_for_checkpoint(tmp_path, process, name)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait(100) == -signal.SIGKILL
+    done = run(tmp_path, *command, "--study.trials", 2)
+    assert done.returncode == ExitCode.NO_RESULT, done.stderr
+    assert "sample 1 resumes from step" in done.stderr and "restarts" not in done.stderr
+    stored = study_attributes(open_storage(f"sqlite:///{tmp_path}/mlruns/study.db"), name)
+    files = [each["sources"]["file late.txt"] for each in stored["environments"]]
+    assert files == [UNKNOWN] * len(files)
 
 
 EDITS = """

@@ -212,14 +212,15 @@ def _check_processes(setup: StudySetup) -> None:
 
 
 def _note_on_processes(setup: StudySetup) -> list[str]:
-    """Return a note if one worker is the default because of classes of a script or notebook."""
+    """Return a note that other processes cannot import classes of a script or notebook."""
     names = setup.local_classes
-    if not names or setup.study.workers is not None or ranks.started_by_torchrun():
+    if not names:
         return []
-    return [
-        f"One worker trains, because {_named(names)} of this script or notebook. {MODULE_HINT}, "
-        f"for several workers and for lit-dps fit --of {setup.study.name}."
-    ]
+    command = f"lit-dps fit --of {setup.study.name}"
+    reason = f"because {_named(names)} of this script or notebook. {MODULE_HINT}"
+    if setup.study.workers is None and not ranks.started_by_torchrun():
+        return [f"One worker trains, {reason}, for several workers and for {command}."]
+    return [f"{command} cannot retrain a trial, {reason}."]
 
 
 def _named(paths: Sequence[str]) -> str:

@@ -154,11 +154,19 @@ def test_a_cell_whose_trials_are_done_without_a_k_star_has_nothing_to_repeat():
 
 
 def table_lines(
-    record=None, width=WIDTH, timing=TIMING, goal=GOAL, batch=None, **asked
+    record=None,
+    width=WIDTH,
+    timing=TIMING,
+    goal=GOAL,
+    batch=None,
+    trainer=None,
+    local=None,
+    **asked,
 ) -> list[str]:
     asked = {"sparsities": [0.0], "trials": 3, "workers": 1, **asked}
     study = StudyConfig(batch_sizes=[2, 64], **asked)
-    setup = setup_of(study, StorageConfig(), Workload({}, {}, {}), goal, {}, {})
+    workload = Workload({}, {}, trainer or {})
+    setup = setup_of(study, StorageConfig(), workload, goal, {}, {}, local=local or {})
     if batch is not None:
         setup = dataclasses.replace(setup, batch=BatchConfig(**batch))
     points = setup.remaining_points({} if record is None else record.results)
@@ -248,6 +256,44 @@ def test_smaller_batches_of_a_schedule_may_take_more_steps_within_max_seconds():
     assert rows["64"][1] == "480", "3 x max_steps"
 
 
+SIZE = {"space": {"model.width": Range(8, 64, integer=True)}}
+RANKS = {"accelerator": "cpu", "devices": 2, "strategy": "ddp"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps"),
+    [
+        ({}, {"2": "240", "64": "144"}),
+        ({"trainer": RANKS}, {"2": "480", "64": "480"}),
+        (SIZE, {"2": "480", "64": "480"}),
+        # The first value is timed: 240 + 480 and 144 + 480 steps.
+        ({"grid": {"model.width": [64, 8]}}, {"2": "720", "64": "624"}),
+        ({"grid": {"model.width": [64]}}, {"2": "240", "64": "144"}),
+        (
+            {"grid": {"pruning.batch_size": [10, 20]}, "sparsities": [0.9]},
+            {"2": "480", "64": "288"},
+        ),
+        # Masks are timed, and dense cells have none.
+        ({"sparsities": [0.0, 0.9]}, {"2": "720", "64": "624"}),
+        ({"local": {"workers": 2}}, {"2": "240", "64": "144"}),
+        ({"local": {"workers": 2, "start": 80}}, {"2": "480", "64": "480"}),
+    ],
+)
+def test_steps_that_may_be_faster_than_timed_are_not_limited_by_seconds(changes, steps):
+    """Three trials a cell; 80 timed steps of B = 2 and 48 of B = 64 are within 8 s."""
+    measured = {2: RunTimes(0.5, 0.1, 0.2), 8: RunTimes(0.5, 0.2, 0.2)}
+    timing = Timing(measured, 0.5, Line(0.1, 0.01), Line(0.2, 0.0))
+    rows, _ = table(timing=timing, goal={**GOAL, "max_seconds": 8.0}, **changes)
+    assert {name: rows[name][1] for name in steps} == steps
+
+
+def test_a_remark_says_that_seconds_do_not_limit_faster_steps(monkeypatch):
+    limited = {"max_seconds": 8.0}
+    assert "faster than timed" in forecast_text(monkeypatch, goal=limited, trainer=RANKS)
+    assert "faster than timed" not in forecast_text(monkeypatch, goal=limited)
+    assert "faster than timed" not in forecast_text(monkeypatch, trainer=RANKS)
+
+
 def test_shared_trials_count_once_in_an_expectation():
     """The dense cells of two values of `pruning.batch_size` show the same trials."""
     first, second = (Cell(2, 0.0, (("pruning.batch_size", n),)) for n in (10, 20))
@@ -291,8 +337,7 @@ def test_remarks_name_what_a_timing_leaves_out(monkeypatch):
     for word in ("ranks", "search space", "max_examples", "masks", "smoothness"):
         assert word not in plain
     assert "timing of steps after the trials" in plain
-    ranks = {"accelerator": "cpu", "devices": 2, "strategy": "ddp"}
-    assert "2 ranks" in forecast_text(monkeypatch, trainer=ranks)
+    assert "2 ranks" in forecast_text(monkeypatch, trainer=RANKS)
     assert "max_examples" in forecast_text(monkeypatch, goal={"max_examples": 100})
     space = {"model.width": Range(64, 448, integer=True), "model.lr": Range(0.1, 1.0)}
     text = forecast_text(monkeypatch, space=space)

@@ -10,6 +10,7 @@ import pytest
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.goal import Goal
+from lit_dps.core.statistic import median_of_best
 from lit_dps.core.trial import Cell, Series, Status
 from lit_dps.report.answer import recommendation, recommendation_sentences
 from lit_dps.report.no_result import (
@@ -186,6 +187,18 @@ def test_a_cell_that_surely_missed_a_further_goal_is_named_beside_unknown_cells(
         ["goal not reached"],
         ["diverged"],
     ]
+
+
+@pytest.mark.parametrize(("undetermined", "may_have"), [(1, False), (2, False), (3, True)])
+def test_too_few_undetermined_trials_cannot_give_a_k_star(undetermined, may_have):
+    """The median of the best 5 needs three complete trials."""
+    trials = [missed(4, i, [0.2], exact=[0]) for i in range(undetermined)]
+    trials += [missed(4, i, [0.5]) for i in range(undetermined, 3)]
+    found = dataclasses.replace(record({4: trials}), statistic=median_of_best(5))
+    (cell,) = Analysis(found).at_goal(0.3).cells
+    assert len(cell.undetermined_points) == undetermined and cell.k_star is None
+    assert cell.may_have_k_star == may_have
+    assert have_no_k_star([cell]) != may_have
 
 
 def test_an_unknown_cell_may_have_a_k_star_beside_the_only_known_one():

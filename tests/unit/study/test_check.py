@@ -10,7 +10,8 @@ import pytest
 from lit_dps.core.config import StorageConfig
 from lit_dps.core.search_space import Choices, Range
 from lit_dps.core.trial import Cell
-from lit_dps.study.preflight.check import _check_ranges, _stored_record
+from lit_dps.study.preflight.check import _check_ranges, _note_on_processes, _stored_record
+from lit_dps.training.workload import Workload
 from tests.support.errors import refuses
 from tests.support.fake_study import GOAL, result, write_study
 from tests.unit.study.test_grid import setup
@@ -85,3 +86,13 @@ def test_a_best_point_must_be_in_the_search_space(box, value, is_allowed):
         return
     with refuses(f"study.space.{key}", str(box)):
         _check_ranges(asked, CELL, {key: value})
+
+
+@pytest.mark.parametrize(("workers", "of_default"), [(None, True), (1, False)])
+def test_a_note_says_that_fit_cannot_import_classes_of_a_script(workers, of_default):
+    given = setup({}).with_study(workers=workers, name="scripted")
+    assert _note_on_processes(given) == []
+    workload = Workload({"class_path": "__main__.Net"}, {}, {})
+    (note,) = _note_on_processes(dataclasses.replace(given, workload=workload))
+    assert "__main__.Net" in note and "fit --of scripted" in note
+    assert note.startswith("One worker") == of_default

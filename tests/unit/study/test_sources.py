@@ -19,6 +19,7 @@ from lit_dps.core.environment import (
 )
 from lit_dps.core.errors import UserError
 from lit_dps.core.user_code import _installed_with_target, is_installed, is_user_file
+from lit_dps.study.environment import _with_written_files
 from lit_dps.study.sources import (
     import_sources,
     refuse_changed_sources,
@@ -373,3 +374,16 @@ def test_the_content_of_a_file_that_the_model_names_is_hashed(config, tmp_path, 
     refuse_changed_sources(before, now)
     assert changed_parts([{SOURCES: before}], {SOURCES: now}, SOURCES) == [name]
     assert Environment({SOURCES: before}).code_key == Environment({SOURCES: now}).code_key
+    # An earlier run knew that trials write the file, and a later one was killed.
+    stored = [{SOURCES: written}, {SOURCES: before}]
+    assert changed_parts(stored, {SOURCES: now}, SOURCES) == []
+    assert changed_parts(stored[::-1], {SOURCES: now}, SOURCES) == []
+    # The checkpoint of an earlier run has the hash of its start.
+    sources = _with_written_files(now, stored)
+    assert sources == {**now, name: UNKNOWN} and _with_written_files(now, stored[1:]) == now
+    assert changed_parts([{SOURCES: before}], {SOURCES: sources}, SOURCES) == []
+
+
+def test_an_unknown_constant_hides_no_change_of_a_known_one():
+    stored = [{SOURCES: {"WIDTH": UNKNOWN}}, {SOURCES: {"WIDTH": ["1"]}}]
+    assert changed_parts(stored, {SOURCES: {"WIDTH": ["2"]}}, SOURCES) == ["WIDTH"]
