@@ -227,10 +227,10 @@ def _set_texts(values: dict[str, str], key: str, value: Any) -> None:
 
 def _text_of(value: Any) -> str:
     """Return a plain value as a text, equal for all spellings of a number."""
-    if value is None or isinstance(value, bool):
+    if value is None or isinstance(value, bool | int):
         return str(value)
     try:
-        return repr(float(value))
+        return f"{float(value):.12g}"
     except (TypeError, ValueError, OverflowError):
         return str(value)
 
