@@ -16,6 +16,7 @@ import pandas as pd
 
 from lit_dps.core.errors import ConfigError
 
+MLFLOW = "mlflow:"  # before the name of an experiment, in the name of a table
 # Column -> names by which other programs call it, without the folders of a dotted or slashed name.
 COLUMNS: dict[str, tuple[str, ...]] = {
     "batch_size": ("global_batch_size", "train_batch_size", "batchsize", "bs", "b"),

@@ -17,6 +17,7 @@ import pandas as pd
 from lit_dps.advice.curve_goal import CurveGoal
 from lit_dps.advice.run_columns import (
     COLUMNS,
+    MLFLOW,
     POSITIVE,
     as_comparable,
     as_flags,
@@ -187,11 +188,15 @@ def _refuse_several_sparsities(runs: Any, source: str) -> None:
             continue
         sparsities = as_comparable(runs[column]).unique()
         if len(sparsities) > 1:
+            hint = "Give only the runs of one sparsity"
+            if source.startswith(MLFLOW):
+                written = runs[column].dropna().iloc[0]
+                hint += f""", such as --filter 'params."{column}" = "{written}"'"""
             raise ConfigError(
                 f"{column} of {source}",
                 ", ".join(map(cell_text, sparsities)),
                 "one value in all runs, because K depends on the sparsity",
-                "Give only the runs of one sparsity.",
+                f"{hint}.",
             )
 
 

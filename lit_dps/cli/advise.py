@@ -55,6 +55,8 @@ def _parsed_options(written: AdviseOptions, ranks: int) -> Options:
     """
     if written.columns is not None:
         raise ConfigError("--columns", written.columns, "omitted, because --runs is not set")
+    if written.filter is not None:
+        raise ConfigError("--filter", written.filter, "omitted, because --runs is not set")
     values: dict[str, Any] = {}
     names = {field.name for field in fields(Options)}
     for key, value in asdict(written).items():

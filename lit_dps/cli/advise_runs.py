@@ -15,7 +15,7 @@ import pandas as pd
 from lit_dps.advice.curve_goal import CurveGoal, goal_of
 from lit_dps.advice.existing_runs import advise_on_runs
 from lit_dps.advice.options import devices_of
-from lit_dps.advice.run_columns import refuse_repeated_columns, without_results
+from lit_dps.advice.run_columns import MLFLOW, refuse_repeated_columns, without_results
 from lit_dps.advice.run_table import RunTable, has_steps, read_runs
 from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.json_output import Outcome, with_document
@@ -25,7 +25,6 @@ from lit_dps.core.errors import ConfigError, UserError
 from lit_dps.core.goal import SINGLE_CHECK, resolve_value
 from lit_dps.core.text import terminal_width
 
-MLFLOW = "mlflow:"
 SEPARATORS = (",", ";", "\t")
 # Texts of missing fields of a CSV file: those of pandas without NaN.
 MISSING = ["", "NA", "<NA>", "N/A", "n/a", "#N/A", "NULL", "null", "None"]
@@ -87,7 +86,10 @@ def _read(command: CommandLine, options: AdviseOptions) -> RunTable:
     source = str(options.runs)
     names = _column_names(options.columns)
     if source.startswith(MLFLOW):
-        return _read_mlflow(command, source.removeprefix(MLFLOW), names)
+        return _read_mlflow(command, source.removeprefix(MLFLOW), options.filter or "", names)
+    if options.filter is not None:
+        allowed = "omitted, because only mlflow:EXPERIMENT has a filter. Filter the file"
+        raise ConfigError("--filter", options.filter, allowed)
     table = _read_file(source)
     goal = None
     is_of_steps = has_steps(table, source, names)
@@ -152,12 +154,12 @@ def _goal(command: CommandLine, metrics: list[str]) -> CurveGoal:
     return goal_of(metric, at_most, at_least, metrics)
 
 
-def _read_mlflow(command: CommandLine, name: str, names: dict[str, str]) -> RunTable:
-    """Return the runs of an MLflow experiment."""
+def _read_mlflow(command: CommandLine, name: str, terms: str, names: dict[str, str]) -> RunTable:
+    """Return the runs of an MLflow experiment that a filter selects."""
     from lit_dps.tracking.logged_runs import read_experiment, table_of  # imports MLflow
 
     uri = tracking_uri(command)
-    experiment = read_experiment(uri, name)
+    experiment = read_experiment(uri, name, terms)
     goal = _goal(command, experiment.metrics)
     if goal.metric not in experiment.metrics:
         allowed = f"a metric of mlflow:{name}: {', '.join(experiment.metrics)}"

@@ -90,6 +90,7 @@ class AdviseOptions:
         runs: Answer from existing runs, a CSV file. Nothing is trained. mlflow:EXPERIMENT reads an
             experiment.
         columns: Names of columns of --runs, such as batch_size=bs.
+        filter: MLflow terms that select runs of --runs. For example: 'params."sparsity" = "0.9"'.
         json: Print one JSON object on stdout (docs/python.md, Document). All other text goes to
             stderr.
     """
@@ -102,6 +103,7 @@ class AdviseOptions:
     latency: float | None = None
     runs: str | None = field(default=None, metadata={"metavar": "FILE"})
     columns: str | None = field(default=None, metadata={"metavar": "NAMES"})
+    filter: str | None = field(default=None, metadata={"metavar": "TERMS"})
     json: bool = False
 
 

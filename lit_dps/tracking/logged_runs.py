@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import mlflow
 import pandas as pd
 from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
 
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.text import closest_name
@@ -18,6 +19,7 @@ from lit_dps.tracking.client import check_exists, mlflow_errors, search_runs
 MILLISECONDS = 1000.0
 # A run in another state may have ended early.
 FAILED = "FAILED"
+INVALID_FILTER = "INVALID_PARAMETER_VALUE"  # MLflow's code of an error
 
 
 class LoggedExperiment(NamedTuple):
@@ -36,15 +38,16 @@ class LoggedExperiment(NamedTuple):
     metrics: list[str]
 
 
-def read_experiment(uri: str, name: str) -> LoggedExperiment:
+def read_experiment(uri: str, name: str, terms: str = "") -> LoggedExperiment:
     """Return the runs of an experiment.
 
     Args:
         uri: Tracking URI.
         name: The name of the experiment.
+        terms: MLflow's filter of runs; "" for all.
 
     Raises:
-        ConfigError: if there is no such experiment, or if it has no runs.
+        ConfigError: if there is no such experiment, if it has no such runs, or for a wrong filter.
         StorageError: if the tracking store cannot be read.
     """
     check_exists(uri, "Set --storage.mlflow to the tracking URI.", "storage.mlflow")
@@ -57,7 +60,15 @@ def read_experiment(uri: str, name: str) -> LoggedExperiment:
             hint = None if near is None else f"Did you mean mlflow:{near}?"
             allowed = f"one of the experiments {', '.join(names)}"
             raise ConfigError("--runs", f"mlflow:{name}", allowed, hint)
-        runs = list(search_runs(client, experiment.experiment_id))
+        try:
+            runs = list(search_runs(client, experiment.experiment_id, terms))
+        except MlflowException as error:
+            if not terms or error.error_code != INVALID_FILTER:
+                raise
+            why = " ".join(str(error).split())
+            raise ConfigError("--filter", terms, f"a filter of MLflow: {why}") from error
+    if terms and not runs:
+        raise ConfigError("--filter", terms, f"a filter that runs of mlflow:{name} meet")
     finished = [run for run in runs if run.info.status != FAILED]
     if not finished:
         raise ConfigError("--runs", f"mlflow:{name}", "an experiment with runs that did not fail")

@@ -371,6 +371,7 @@ def test_missing_columns_and_repeated_runs_are_refused():
     [
         ["--budget", "3m"],
         ["--columns", "bs"],
+        ["--filter", "params.lr = 0"],
         ["--columns", "batch_size=none"],
         ["--devices", "a"],
         ["--price", "-1"],
@@ -450,6 +451,34 @@ def test_the_runs_of_an_mlflow_experiment(tmp_path, monkeypatch, capsys):
     assert [row["steps"] for row in document["measured"]] == [7 * b for b in SIZES]
     assert main(["advise", "--runs", "mlflow:their", "--storage.mlflow", uri]) == 2
     assert "mlflow:theirs?" in error_line(capsys.readouterr().err)
+
+
+def test_a_filter_selects_the_mlflow_runs_of_one_sparsity(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    uri = f"sqlite:///{tmp_path}/their.db"
+    client = mlflow.MlflowClient(uri)
+    experiment = client.create_experiment("theirs", artifact_location=str(tmp_path))
+    for sparsity, factor in (("0", 1), ("0.90", 3)):
+        for b in (16, 32, 64):
+            run = client.create_run(experiment).info.run_id
+            client.log_param(run, "batch_size", b)
+            client.log_param(run, "pruning.sparsity", sparsity)
+            for i, loss in enumerate((0.9, 0.8, 0.1), 1):
+                client.log_metric(run, "val_loss", loss, 1000 * i, factor * i * 6400 // b)
+            client.set_terminated(run)
+    words = ["advise", "--runs", "mlflow:theirs", "--storage.mlflow", uri, "--json"]
+    words += ["--goal.at_most", "0.5"]
+    assert main(words) == 2
+    # The order of runs in MLflow decides which sparsity is the example.
+    (hint,) = {"0", "0.90"} & {*error_line(capsys.readouterr().err).split('"')}
+    for sparsity, factor in (("0", 1), ("0.90", 3)):
+        assert main([*words, "--filter", f'params."pruning.sparsity" = "{sparsity}"']) == 0
+        document = json.loads(capsys.readouterr().out)
+        steps = [factor * 3 * 6400 // b for b in (16, 32, 64)]
+        assert [row["steps"] for row in document["measured"]] == steps
+    for terms in ('params."pruning.sparsity" = "0.5"', "sparsity is 0.9"):
+        assert main([*words, "--filter", terms]) == 2
+        assert refusals_in(capsys.readouterr().err) == [("--filter", repr(terms))]
 
 
 def test_prices_below_zero_are_refused_in_python_too():
