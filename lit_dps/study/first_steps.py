@@ -10,7 +10,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -81,7 +81,8 @@ def first_steps(
     for name, versions in expected.items():
         kind, _, place = name.partition(" at ")
         if kind == PARAMETERS:
-            short_trials[place] = _read(versions[-1][2], setup)
+            with suppress(ValueError):  # a text of an earlier version
+                short_trials[place] = _read(versions[-1][2], setup)
     computed: dict[str, list[str]] = {}
     with StageLine("first steps of your model") as line:
         for number, (place, short_trial) in enumerate(short_trials.items(), 1):

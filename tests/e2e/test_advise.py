@@ -23,7 +23,7 @@ from tests.e2e.advised_user import Scheduled
 from tests.e2e.commands import run_here
 from tests.support.errors import error_line, refusals_in
 from tests.support.fake_study import law_study
-from tests.support.texts import numbers_in
+from tests.support.texts import in_one_line, numbers_in
 
 HERE = "tests.e2e.advised_user"
 BUDGETS = (60, 120, 240)
@@ -71,7 +71,7 @@ def test_branches_give_a_configuration_with_times_without_a_probe(tmp_path):
         if "the run met its goal" in done.stderr:
             break
     assert re.search(r"(Batches up to|No batch above) \d+ .*lose nothing at step 50", done.stdout)
-    assert "Forks cost more than a probe" in done.stderr
+    assert "Forks cost more than a probe" in in_one_line(done.stderr)
     where = tmp_path / "mlruns" / "figures" / "Module" / "advice"
     table = pd.read_csv(where / "answer.csv").set_index("batch_size")
     assert table.loc[32, "steps"] == table.loc[32, "steps_high"] == 75  # of the run that was forked

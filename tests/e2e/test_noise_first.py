@@ -18,12 +18,19 @@ CELLS = ("study", "--config", FAST, *SMALL, "--show", "cells")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("noise")
+def first(tmp_path_factory):
+    """Return the first command of a study, and its folder."""
+    folder = tmp_path_factory.mktemp("noise")
+    return run_here(folder, *CELLS, "--study.trials", 1), folder
 
 
-def test_the_first_guess_is_told_stored_and_reported(folder):
-    first = run_here(folder, *CELLS, "--study.trials", 1)
+@pytest.fixture(scope="module")
+def folder(first):
+    return first[1]
+
+
+def test_the_first_guess_is_told_stored_and_reported(first):
+    first, folder = first
     assert first.returncode == ExitCode.NO_RESULT
     noise = read_study(f"sqlite:///{folder}/mlruns/study.db", "fast").noise
     assert (noise.batch_size, noise.readings, noise.resolved) == (16, 64, True)

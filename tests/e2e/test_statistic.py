@@ -13,6 +13,7 @@ import pytest
 from lit_dps.analysis.summary import summarize
 from lit_dps.storage.read import read_study
 from tests.e2e.commands import FAST, ROOT, results, run_here, start, table, wait_for_results
+from tests.support.texts import in_one_line
 
 pytestmark = pytest.mark.slow
 QUICKSTART = ROOT / "configs/quickstart.yaml"
@@ -50,7 +51,7 @@ def test_a_raced_study_that_was_killed_has_the_median_of_the_full_one(tmp_path, 
 
     done = run_here(tmp_path, *STUDY, *STATISTIC)
     assert done.returncode == 0, done.stderr
-    assert "K* is the median of the steps of the best 3 trials" in done.stdout
+    assert "K* is the median of the steps of the best 3 trials" in in_one_line(done.stdout)
 
     record = record_of(tmp_path)
     trials = record_of(full).results
@@ -72,7 +73,7 @@ def test_analyze_shows_the_median_of_stored_trials(tmp_path, unbroken):
     before = table(folder)
     done = run_here(folder, "analyze", "--config", FAST, "--statistic", MEDIAN)
     assert done.returncode == 0, done.stderr
-    assert "K* is the median of the steps of the best 3 trials" in done.stdout
+    assert "K* is the median of the steps of the best 3 trials" in in_one_line(done.stdout)
     assert table(folder) == before, "the files of the study stay"
     cells = pd.read_csv(folder / f"mlruns/figures/fast/{MEDIAN}/table.csv")
     trials = read_study(f"sqlite:///{folder}/mlruns/study.db", "fast").results
