@@ -134,8 +134,8 @@ def _prepare_sqlite(url: str, file: Path, options: dict[str, Any], make: bool) -
             _create_missing(connection)
         if not make and names <= known and not _has_version(connection, names):
             raise StorageError(
-                f"{file} has no study, because its creation was interrupted. Run the study again: "
-                "it completes the file.",
+                f"{file} has no study. If its creation was interrupted, run the study again: it "
+                "completes the file.",
                 key=str(file),
             )
 
@@ -169,7 +169,8 @@ def _refuse_equal_names(connection: Connection, file: Path) -> None:
     if name is not None:
         raise StorageError(
             f"{file} has two studies {name!r}, because its creation was interrupted, and trials "
-            f"are divided between them. Move {file.parent} away and run the study again.",
+            f"are divided between them. Move {file.parent.absolute()} away and run the study "
+            "again.",
             key=str(file),
             value=name,
         )

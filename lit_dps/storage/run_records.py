@@ -25,7 +25,7 @@ from lit_dps.storage.stored_format import read_header
 from lit_dps.storage.urls import sqlite_file
 
 # A number in a note, such as the end of a range; no digits of a name.
-_NUMBER = re.compile(r"(?<![\w.])-?\d[\w.+-]*")
+_NUMBER = re.compile(r"(?<!B = )(?<![\w.])-?\d[\w.+-]*")  # a note on another B is another note
 CHANGED_ENVIRONMENT = (
     "restore it, choose another study.name, or continue with --accept-code-change; "
     "a note then reports the change."
@@ -101,21 +101,21 @@ def add_environments(
         header.set_user_attr(schema.ENVIRONMENTS, stored)
 
 
-def store_notes(url: str, name: str, notes: Mapping[str, str], has_results: bool) -> None:
+def store_notes(url: str, name: str, notes: Mapping[str, str], has_trials: bool) -> None:
     """Store the notes of a dry run in a declared study.
 
     Args:
         url: Optuna storage URL.
         name: The study's name.
         notes: As in `add_notes`.
-        has_results: Whether the study has results. If not, the notes replace the stored ones,
-            because the user may have corrected the code. Otherwise they are added.
+        has_trials: Whether trials of the study ran or run. If not, the notes replace the stored
+            ones, because the user may have corrected the code. Otherwise they are added.
 
     Raises:
         StorageError: if the storage cannot be used.
     """
     with storage_errors(url), temporary_storage(url) as storage, storage_lock(url):
-        add_notes(storage, name, notes, keeps_others=has_results)
+        add_notes(storage, name, notes, keeps_others=has_trials)
 
 
 def add_notes(

@@ -216,9 +216,10 @@ class _StudyRun:
         """Run the study. Return the exit code, as in `run_study`."""
         self._declare()
         record = read_study(self.url, self.name)
-        has_results = any(record.results.values())
-        if self.notes or not has_results:
-            store_notes(self.url, self.name, self.notes, has_results)
+        # Trials of another process may run, and its notes hold for them.
+        has_trials = any(record.results.values()) or any(record.running.values())
+        if self.notes or not has_trials:
+            store_notes(self.url, self.name, self.notes, has_trials)
         self.setup = dataclasses.replace(self.setup, shared=record.shared)
         remaining = self.setup.remaining_trials(record)
         stored = chain(*record.results.values(), *record.repeats.values())

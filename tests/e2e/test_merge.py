@@ -43,7 +43,7 @@ def test_parts_that_were_run_apart_make_the_table_of_an_unbroken_run(unbroken, t
         (["text.db"], "sqlite:///text.db"),
         (["text.db.xz"], "text.db.xz"),
         (["packed-text.db.xz"], "packed-text.db.xz"),
-        (["empty.db"], "sqlite:///empty.db"),
+        (["empty.db"], "empty.db has no study"),
         (["none.db"], "none.db"),
         (["none.db", "--study", "fast"], "'fast'"),
         (

@@ -87,7 +87,7 @@ def _dry_run(
             # An interruption costs time, but changes no result.
             notes |= dict.fromkeys(check_resume(settings, trial, setup), Level.INFO)
         # The best value of such a key is the value of a random trial.
-        notes |= dict.fromkeys(idle_keys(settings, setup), Level.UNUSABLE)
+        notes |= idle_keys(settings, setup)
     return short.data, notes
 
 

@@ -13,10 +13,11 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_dps.core.search_space import Choices
+from lit_dps.core.search_space import RATE_NAMES, Choices
 from lit_dps.core.trial import Trial, Value, text_of
 from lit_dps.engines.trial_settings import TrialSettings
 from lit_dps.optim import RULES
+from lit_dps.report.notes import Level
 from lit_dps.study.data_hashes import fingerprint
 from lit_dps.study.preflight.short_trial import goal_of, perturb, run_short
 from lit_dps.study.preflight.varied_trials import (
@@ -33,8 +34,8 @@ MAX_CONTEXTS = 8  # combinations of the other keys' values with which a key is t
 SAMPLES = 3  # samples of the search among these combinations
 
 
-def idle_keys(settings: TrialSettings, setup: StudySetup) -> list[str]:
-    """Return a note for each key that changes nothing in the first steps of a trial.
+def idle_keys(settings: TrialSettings, setup: StudySetup) -> dict[str, Level]:
+    """Return a note for each key that changes nothing in the first steps of a trial, and its level.
 
     A key is not idle if it changes a result at one combination of the other keys' values. For
     example, momentum may belong to one of several optimizers. There is no note for a key whose
@@ -46,11 +47,12 @@ def idle_keys(settings: TrialSettings, setup: StudySetup) -> list[str]:
     """
     study = setup.study
     axes = [key for key, values in study.axes.items() if len(values) > 1]
-    notes: list[str] = []
+    notes: dict[str, Level] = {}
     tested: list[str] = []
     for key in [*axes, *study.space]:
         if key.startswith("pruning.") and not max(study.sparsities):
-            notes.append(f"{key} changes nothing: study.sparsities is 0 alone")
+            # It holds for this grid only, and the study may be extended.
+            notes[f"{key} changes nothing: study.sparsities is 0 alone"] = Level.INFO
         elif not _is_known_to_act(setup, key):
             tested.append(key)
     if not tested:
@@ -63,10 +65,13 @@ def idle_keys(settings: TrialSettings, setup: StudySetup) -> list[str]:
             continue
         if _is_idle(runs, setup, trials, key, validates=True):
             values = " and ".join(map(text_of, _ends(setup, key)))
-            notes.append(
+            text = (
                 f"{key} changes nothing: batches, losses, weights and metrics of {runs.steps} "
                 f"steps are equal at {values}; unless it acts later in a trial, leave it out"
             )
+            # Each study answers with a rate; another key may act later, such as a patience.
+            is_rate = key.rpartition(".")[2] in RATE_NAMES
+            notes[text] = Level.UNUSABLE if is_rate else Level.WEAK
     return notes
 
 

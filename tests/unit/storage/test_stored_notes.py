@@ -31,27 +31,34 @@ def test_a_study_of_an_earlier_version_has_no_notes(url):
 
 def test_a_note_stays_until_a_note_that_differs_in_numbers_replaces_it(url):
     for notes in (IDLE | RANDOM, OTHER_KEY, {}):
-        store_notes(url, "fake", notes, has_results=True)
+        store_notes(url, "fake", notes, has_trials=True)
     assert read_study(url, "fake").notes == IDLE | RANDOM | OTHER_KEY
-    store_notes(url, "fake", WIDER, has_results=True)
+    store_notes(url, "fake", WIDER, has_trials=True)
     assert read_study(url, "fake").notes == WIDER | RANDOM | OTHER_KEY
 
 
+def test_notes_on_several_batch_sizes_are_kept(url):
+    notes = {f"at B = {b} the rate is 0 for 3 steps": "WEAK" for b in (16, 64)}
+    for text, level in notes.items():
+        store_notes(url, "fake", {text: level}, has_trials=True)
+    assert read_study(url, "fake").notes == notes
+
+
 def test_before_the_first_result_a_dry_run_replaces_the_notes_of_the_last_one(url):
-    store_notes(url, "fake", IDLE, has_results=False)
-    store_notes(url, "fake", RANDOM, has_results=False)
+    store_notes(url, "fake", IDLE, has_trials=False)
+    store_notes(url, "fake", RANDOM, has_trials=False)
     assert read_study(url, "fake").notes == RANDOM
-    store_notes(url, "fake", {}, has_results=False)
+    store_notes(url, "fake", {}, has_trials=False)
     assert read_study(url, "fake").notes == {}
 
 
 @pytest.mark.parametrize("is_new", [True, False])
 def test_a_merge_keeps_the_notes_of_both(url, tmp_path, is_new):
-    store_notes(url, "fake", RANDOM, has_results=True)
+    store_notes(url, "fake", RANDOM, has_trials=True)
     target = f"sqlite:///{tmp_path}/target.db"
     if not is_new:
         write_study(target, RESULTS)
-        store_notes(target, "fake", IDLE, has_results=True)
+        store_notes(target, "fake", IDLE, has_trials=True)
     with open_elsewhere(url, target) as other:
         merge(target, [other])
     assert read_study(target, "fake").notes == (RANDOM if is_new else IDLE | RANDOM)

@@ -40,7 +40,7 @@ def test_keys_that_change_nothing_are_noted():
 def test_the_dry_run_notes_them():
     made = setup("idle.Swallowing", space={**LR, "model.rate": Range(0.01, 1)})
     ((note, level),) = dry_run(made)[1].items()
-    assert note.startswith("model.rate ") and level is Level.UNUSABLE
+    assert note.startswith("model.rate ") and level is Level.WEAK
 
 
 @pytest.mark.parametrize("key", ["shift", "smoothing", "late"])
@@ -76,4 +76,6 @@ def test_the_validation_data_may_be_all_that_a_key_changes():
 def test_pruning_of_dense_networks_changes_nothing():
     grid = {"pruning.method": ["snip", "random"]}
     assert idle({}, grid=grid).keys() == {"pruning.method"}
+    dense = setup("idle.Swallowing", batch_sizes=[16], space=LR, grid=grid)
+    assert list(dry_run(dense)[1].values()) == [Level.INFO]  # not stored: it may get sparse cells
     assert idle({}, grid=grid, sparsities=[0.0, 0.5]) == {}
