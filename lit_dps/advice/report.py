@@ -204,6 +204,7 @@ def _details(report: _Report) -> str:
 def _notes(report: _Report) -> Iterator[str]:
     """Yield notes on the answer, one or more sentences each."""
     question, record = report.question, report.record
+    yield from question.store.read().get("weaknesses", {})
     if report.scaling is not None:
         yield f"fit.yaml sets {report.scaling}"
     best = report.result.best

@@ -14,8 +14,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from lightning.pytorch import LightningDataModule
-
 from lit_dps.advice.announced_cost import print_cost, print_end, print_pilot, print_share
 from lit_dps.advice.batch_dependence import batch_dependence, note_on
 from lit_dps.advice.branch_run import run_branches
@@ -71,7 +69,7 @@ from lit_dps.study.display import LEAVING
 from lit_dps.study.environment import environment_of
 from lit_dps.study.failures import AllFail
 from lit_dps.study.noise import short_run
-from lit_dps.study.preflight.check import check_study
+from lit_dps.study.preflight.check import CheckedStudy, check_study
 from lit_dps.study.preflight.parts_check import UNKNOWN
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.sources import refuse_changed_sources, source_hashes, written_files
@@ -97,7 +95,7 @@ class _Session:
         setup: The user's configuration.
         options: Options of the command.
         probe_study: The study that probes.
-        data: Its data module, set up.
+        checked: What the check of that study found.
         environment: Its code and data.
         store: Where measurements are stored.
         stored: What was stored before this run.
@@ -108,7 +106,7 @@ class _Session:
     setup: StudySetup
     options: Options
     probe_study: ProbeStudy
-    data: LightningDataModule
+    checked: CheckedStudy
     environment: Environment
     store: AdviceStore
     stored: Mapping[str, Any]
@@ -180,9 +178,9 @@ def _check_and_ask(
     if proposal is not None:
         goal = dataclasses.replace(setup.goal, max_steps=proposal.max_steps)
         setup = dataclasses.replace(setup, goal=goal)
-    probe_study, data = _check(setup, options, stored, proposal)
+    probe_study, checked = _check(setup, options, stored, proposal)
     before = stored.get("environment")
-    environment = environment_of(probe_study.setup, data, stored=[before] if before else [])
+    environment = environment_of(probe_study.setup, checked.data, stored=[before] if before else [])
     refuse_changed_sources(sources, environment.sources)
     _refuse_changed_code(setup.study.name, before, environment)
     spent, announced = stored.get("spent", 0.0), stored.get("announced", math.inf)
@@ -196,7 +194,8 @@ def _check_and_ask(
             "study.name"
         )
         raise ConfigError("--budget", format_duration(clock.budget, 2), allowed)
-    session = _Session(setup, options, probe_study, data, environment, store, stored, clock, stop)
+    parts = setup, options, probe_study, checked, environment
+    session = _Session(*parts, store, stored, clock, stop)
     with store.sole_command():
         if bool(store.read()) != bool(stored):
             raise _refused(
@@ -210,8 +209,8 @@ def _check_and_ask(
 
 def _check(
     setup: StudySetup, options: Options, stored: Mapping[str, Any], proposal: Proposal | None
-) -> tuple[ProbeStudy, LightningDataModule]:
-    """Check the study that probes; return it and its data module, set up.
+) -> tuple[ProbeStudy, CheckedStudy]:
+    """Check the study that probes; return it and what the check found.
 
     Raises:
         UserError: if a check fails, or if the stored advice has another configuration.
@@ -219,7 +218,7 @@ def _check(
     prepare = prepare_pilot if options.method == "pilot" else prepare_branches
     probe_study = prepare(setup)
     try:
-        data = check_study(probe_study.setup).data
+        checked = check_study(probe_study.setup)
     except ConfigError as error:
         if error.key != BATCH_SIZES:
             raise
@@ -232,16 +231,16 @@ def _check(
     for note in notes:
         print_line(f"note: {note}")
     if "configuration" not in stored:
-        return probe_study, data
+        return probe_study, checked
     before = stored["configuration"]
-    differences = identity_changes(before, probe_study.setup.identity(data))
+    differences = identity_changes(before, probe_study.setup.identity(checked.data))
     if differences:
         raise _refused(
             setup.study.name,
             f"the stored advice of study.name {setup.study.name!r} has another "
             f"configuration: {'; '.join(map(str, differences))}. {remedy_of(differences)}",
         )
-    return probe_study, data
+    return probe_study, checked
 
 
 def _refuse_removed_method(setup: StudySetup, stored: Mapping[str, Any]) -> None:
@@ -340,7 +339,9 @@ def _ask_and_answer(
             stack.callback(lambda: store.forget_files(written_files()))
             if proposal is not None:
                 store.keep(max_steps=proposal.max_steps)
-            store.keep(configuration=session.probe_study.setup.identity(session.data))
+            store.keep(configuration=session.probe_study.setup.identity(session.checked.data))
+            if session.checked.trials_remain:
+                store.keep(weaknesses=session.checked.weaknesses)
             if clock.budget < math.inf:
                 store.keep(budget=clock.budget)
             stored = session.stored.get("environment")
@@ -380,7 +381,7 @@ def _measure(session: _Session) -> Question:
     depends_on_batch = _batch_dependence(session)
     parameters = session.store.read()["parameters"]
     setup = dataclasses.replace(session.probe_study.setup, environment=session.environment)
-    probes = Probes(setup, session.data)
+    probes = Probes(setup, session.checked.data)
     return Question(
         setup=session.setup,
         options=session.options,

@@ -156,7 +156,7 @@ def place_of(column: str, row: int, source: str) -> str:
 
 
 def cell_text(value: object) -> str:
-    return f"{value:g}" if isinstance(value, (float, np.floating)) else str(value)
+    return f"{value:.12g}" if isinstance(value, (float, np.floating)) else str(value)
 
 
 def as_comparable(values: Any) -> Any:

@@ -31,7 +31,6 @@ from lit_dps.advice.run_columns import (
     refuse_repeated_columns,
 )
 from lit_dps.core.errors import ConfigError
-from lit_dps.core.text import number_text
 
 # Columns that distinguish the runs of a table of loss curves without a column run.
 RUN_KEYS = ("batch_size", "learning_rate", "seed", "devices")
@@ -246,6 +245,8 @@ def _runs_of_curves(
         if is_logged.any():
             logged: Any = curve[is_logged]
             _refuse_repeated_steps(logged, source)
+            if "run" not in rows:
+                _refuse_falling_steps(logged, source)
             _refuse_several_runs(curve, source)
             settings = logged.iloc[0].to_dict() | _settings_of_run(curve, settings_of_runs)
             # Loggers write these into other rows than the metric.
@@ -375,9 +376,22 @@ def _refuse_repeated_steps(curve: Any, source: str) -> None:
         row = int(str(curve.index[is_repeated.to_numpy()][0]))
         raise ConfigError(
             place_of("step", row, source),
-            number_text(float(curve["step"].loc[row]), 6),
+            cell_text(float(curve["step"].loc[row])),
             "a step that its run has only once",
             "Add a column run or seed with a name for each run.",
+        )
+
+
+def _refuse_falling_steps(curve: Any, source: str) -> None:
+    """Raise ConfigError if a step is below the one before: another run may begin there."""
+    is_lower = (curve["step"].diff() < 0).to_numpy()
+    if is_lower.any():
+        row = int(str(curve.index[is_lower][0]))
+        raise ConfigError(
+            place_of("step", row, source),
+            cell_text(float(curve["step"].loc[row])),
+            "a step above the one before in its run",
+            "Add a column run with a name for each run.",
         )
 
 

@@ -244,6 +244,9 @@ ADVICE_ATTRS = {
     "configuration": Stored(dict, "The identity of the study that probes, without its trials."),
     "max_steps": Stored(int, "The proposed goal.max_steps.", absent="if the user set it"),
     "environment": Stored(dict, "Code and data of the first measurement."),
+    "weaknesses": Stored(
+        dict, "Like notes in `HEADER_ATTRS`, of the last dry run.", absent="before 2026-12-01"
+    ),
     "budget": Stored(NUMBER, "The budget of the last command, in s.", absent="without a budget"),
     "spent": Stored(NUMBER, "Time that all runs of the command have taken, in s."),
     "announced": Stored(

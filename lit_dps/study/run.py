@@ -30,7 +30,6 @@ from lit_dps.parallel.fork_server import unguarded
 from lit_dps.parallel.gpus import gpus_of_workers
 from lit_dps.parallel.process import KEPT, Interrupted, StopRequest, interruptible
 from lit_dps.report.no_result import ended_without_result
-from lit_dps.report.notes import Level
 from lit_dps.report.publish import figures_folder, publish
 from lit_dps.report.text import FILES
 from lit_dps.storage.ownership import remember
@@ -152,11 +151,7 @@ def _prepare(setup: StudySetup, stop: StopRequest, options: RunOptions) -> _Stud
         # Paused trials were trained by other code, so they restart.
         clear_checkpoints(setup.storage.checkpoints(setup.study.name))
     setup = dataclasses.replace(setup, environment=environment)
-    run = _StudyRun(setup, checked.data, stop, options)
-    for note, level in checked.notes.items():
-        if level < Level.INFO:
-            run.notes[note] = level.name
-    return run
+    return _StudyRun(setup, checked.data, stop, options, notes=checked.weaknesses)
 
 
 def _starts_processes(setup: StudySetup) -> bool:

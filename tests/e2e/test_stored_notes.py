@@ -49,11 +49,16 @@ CONFIG = {
 }
 
 
+def write_study(folder: Path) -> None:
+    """Write idle.yaml and its modules into a folder."""
+    shutil.copy(Path(__file__).with_name("plain_user.py"), folder)
+    (folder / "overriding_user.py").write_text(USER)
+    (folder / "idle.yaml").write_text(yaml.safe_dump(CONFIG))
+
+
 @pytest.mark.slow
 def test_a_searched_key_without_effect_is_a_warning_in_each_later_report(tmp_path):
-    shutil.copy(Path(__file__).with_name("plain_user.py"), tmp_path)
-    (tmp_path / "overriding_user.py").write_text(USER)
-    (tmp_path / "idle.yaml").write_text(yaml.safe_dump(CONFIG))
+    write_study(tmp_path)
     first = run(tmp_path, "study", "--config", "idle.yaml")
     assert first.returncode == 0, first.stderr
     assert "note: model.lr changes nothing" in first.stderr and "cannot resume" in first.stderr
@@ -76,3 +81,15 @@ def test_a_searched_key_without_effect_is_a_warning_in_each_later_report(tmp_pat
     experiments = [each.experiment_id for each in client.search_experiments()]
     (logged,) = client.search_runs(experiments, "tags.`lit_dps.kind` = 'study'")
     assert note in logged.data.tags["mlflow.note.content"]
+
+
+@pytest.mark.slow
+def test_a_rate_without_effect_is_a_note_of_the_advice(tmp_path):
+    write_study(tmp_path)
+    for _ in ("first", "resumed"):
+        done = run(tmp_path, "advise", "--config", "idle.yaml", "--json")
+        document = json.loads(done.stdout)
+        assert "model.lr changes nothing" in document["notes"][0]
+        assert not any("resume" in note for note in document["notes"])
+    text = (tmp_path / "mlruns/figures/idle/advice/advice.txt").read_text()
+    assert "note: model.lr changes nothing" in text

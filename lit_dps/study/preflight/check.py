@@ -55,6 +55,11 @@ class CheckedStudy(NamedTuple):
     environments: Sequence[Mapping[str, Any]] = ()
     notes: Mapping[str, Level] = {}
 
+    @property
+    def weaknesses(self) -> dict[str, str]:
+        """The notes that weaken a number: the name of the level by text."""
+        return {note: level.name for note, level in self.notes.items() if level < Level.INFO}
+
 
 def check_study(setup: StudySetup) -> CheckedStudy:
     """Check configuration, data and storage, and that a stored study can be resumed.

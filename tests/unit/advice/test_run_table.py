@@ -231,6 +231,18 @@ def test_a_rate_that_changes_along_the_steps_names_no_runs(rates):
     assert list(read_runs(named, goal=goal).runs["steps"]) == [3, 3]
 
 
+def test_a_step_that_falls_begins_another_run():
+    """Both curves have B = 8 and no step in common: read as one, K would be 15."""
+    steps_and_losses = [(10, 0.9), (20, 0.2), (5, 0.9), (15, 0.25)]
+    rows = [{"batch_size": 8, "step": step, "val_loss": loss} for step, loss in steps_and_losses]
+    with refuses("step in line 4 of runs", "5"):
+        read_runs(pd.DataFrame(rows), goal=LOSS)
+    named = pd.DataFrame(rows).assign(run=["a", "a", "b", "b"])
+    assert list(read_runs(named, goal=LOSS).runs["steps"]) == [20, 15]
+    shuffled = named.iloc[[3, 0, 2, 1]]
+    assert sorted(read_runs(shuffled, goal=LOSS).runs["steps"]) == [15, 20]
+
+
 # ---- Runs that diverged ----
 
 
