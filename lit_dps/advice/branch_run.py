@@ -222,9 +222,12 @@ def describe_fork(fork: Fork) -> str:
         if i and math.isfinite(fork.margins[i]):
             text += f" ({fork.excess[i]:+.2g} +- {fork.margins[i]:.2g})"
         losses.append(text)
+    noise = ""
+    if fork.has_equal_repetitions:
+        noise = "; noise is unknown, because all draws of examples had equal losses"
     return (
         f"{sentence_of_fork(fork)} (loss by B, and its excess: "
-        f"{', '.join(losses)}; tolerance {number_text(fork.tolerance)})"
+        f"{', '.join(losses)}; tolerance {number_text(fork.tolerance)}{noise})"
     )
 
 

@@ -6,7 +6,7 @@ import copy
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -24,11 +24,16 @@ from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import unsharded
 from lit_dps.training.adam_scaling import AdamScalingCallback, scale_groups
 from lit_dps.training.batch_schedule_callback import refuse_batch_schedule
+from lit_dps.training.branch_batches import (
+    batches_of_branch,
+    seed_generators,
+    skipped_batches,
+)
 from lit_dps.training.example_count import full_batch_size, record_batches
 from lit_dps.training.hidden_state import preserve_rng_state
 from lit_dps.training.optimizer_groups import is_adaptive
 from lit_dps.training.pruning_callback import masks_of
-from lit_dps.training.training_pass import TrainingPass, batch_on_device, copy_loader
+from lit_dps.training.training_pass import TrainingPass
 
 # Of the exponential mean of the loss, as in the paper. It is over the last stretches of the window,
 # because the weights of earlier ones are below a sixteenth.
@@ -51,7 +56,7 @@ class Fork:
         factors: The branches' batch sizes over B, ascending from 1.
         losses: Smoothed training loss at the end of each branch, the mean over the repetitions.
         margins: From the difference of each loss to the first one to the 95 % limits of this
-            difference, one-sided, by Student's t over the repetitions.
+            difference, one-sided, by Student's t over the repetitions; nan if it is unknown.
         tolerance: eps, by which a loss may exceed the first one.
     """
 
@@ -81,6 +86,11 @@ class Fork:
                 break
             largest = factor
         return largest
+
+    @property
+    def has_equal_repetitions(self) -> bool:
+        """Whether all repetitions had the same losses, so that no margin is known."""
+        return math.isfinite(self.losses[1]) and math.isnan(self.margins[1])
 
     @property
     def critical(self) -> tuple[int, float]:
@@ -147,6 +157,11 @@ class BranchCallback(Callback):
     largest k up to which the loss is shown not to exceed the loss of the run's batch size by more
     than a tolerance: the upper 95 % limit of the difference over repetitions with other examples.
     The tolerance is 0.01 as in the paper, or 1 % of the loss if the loss is below 1.
+
+    Each repetition has its own seed, for the global generators and those of the loader. If the
+    loader does not shuffle by them, each repetition begins at another place of the order. If all
+    repetitions have equal losses nevertheless, as with one batch of all examples, the margins are
+    nan, and no larger batch size is shown to lose nothing.
 
     The run itself is not changed. The branches keep the rate of a schedule at the fork, and clip
     gradients like the trainer. A fork costs repetitions x branches x window forward and backward
@@ -253,7 +268,7 @@ class BranchCallback(Callback):
         batch_size = full_batch_size(trainer, batch) * trainer.accumulate_grad_batches
         rows = []
         for repetition in range(self.repetitions):
-            rows.append(self._losses_of_branches(trainer, pl_module, step * 1000 + repetition))
+            rows.append(self._losses_of_branches(trainer, pl_module, repetition))
         losses = np.array(rows)
         mean_losses = tuple(map(float, losses.mean(axis=0)))
         tolerance = self.tolerance
@@ -271,22 +286,22 @@ class BranchCallback(Callback):
         self.on_fork(fork)
 
     def _losses_of_branches(
-        self, trainer: Trainer, module: LightningModule, seed: int
+        self, trainer: Trainer, module: LightningModule, repetition: int
     ) -> list[float]:
         """Return the smoothed loss at the end of each branch. All branches use the same examples.
 
         Args:
             trainer: The trainer of the fit.
             module: The module of the fit.
-            seed: Determines the examples, and the draws of the module.
+            repetition: With the step, it determines the examples, and the draws of the module.
         """
         losses = []
         for factor in self.factors:
-            losses.append(self._loss_of_branch(trainer, module, factor, seed))
+            losses.append(self._loss_of_branch(trainer, module, factor, repetition))
         return losses
 
     def _loss_of_branch(
-        self, trainer: Trainer, module: LightningModule, factor: int, seed: int
+        self, trainer: Trainer, module: LightningModule, factor: int, repetition: int
     ) -> float:
         """Return the smoothed loss at the end of one branch; infinity if the branch diverges.
 
@@ -298,12 +313,16 @@ class BranchCallback(Callback):
         loader = unsharded(trainer.train_dataloader)
         samplers = (getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None))
         data = getattr(trainer, "datamodule", None)
+        seed = trainer.global_step * 1000 + repetition
+        count = (self.stretches + 1) * batches_per_stretch
+        skipped = skipped_batches(trainer, repetition, self.repetitions, count)
         smoothed = math.nan
         with (
             self._pass.without_side_effects() as twin,
             preserve_rng_state(loader, *samplers, data, seed=seed),
         ):
-            batches = _batches(trainer, module, (self.stretches + 1) * batches_per_stretch)
+            seed_generators(seed, loader, *samplers, data)
+            batches = batches_of_branch(trainer, module, count, skipped)
             evaluation_batches = list(islice(batches, batches_per_stretch))
             optimizer = self._optimizer_of_branch(trainer.optimizers[0], module, twin, factor)
             # A schedule-free rule takes gradients at other weights.
@@ -366,29 +385,18 @@ def margins_of(losses: np.ndarray) -> tuple[float, ...]:
 
     Args:
         losses: Shape (repetitions, branches). The repetition pairs the branches, because they use
-            the same examples. The margin of a branch with a loss that is not finite is nan.
+            the same examples. The margin of a branch with a loss that is not finite is nan. If all
+            repetitions have equal losses, they had the same examples, and all margins but the first
+            are nan.
     """
     repetitions = len(losses)
+    if (losses == losses[0]).all():
+        return (0.0, *[math.nan] * (losses.shape[1] - 1))
     finite_losses = np.where(np.isfinite(losses), losses, math.nan)
     differences = finite_losses - finite_losses[:, :1]
     standard_errors = differences.std(axis=0, ddof=1) / math.sqrt(repetitions)
     quantile = special.stdtrit(repetitions - 1, CONFIDENCE)
     return tuple(map(float, quantile * standard_errors))
-
-
-def _batches(trainer: Trainer, module: LightningModule, count: int) -> Iterator[Any]:
-    """Yield `count` training batches on the module's device, over several passes if necessary."""
-    yielded = 0
-    while True:
-        yielded_before = yielded
-        for batch in copy_loader(unsharded(trainer.train_dataloader)):
-            yield batch_on_device(trainer, module, batch)
-            yielded += 1
-            if yielded == count:
-                return
-        if yielded == yielded_before:
-            name = type(trainer.train_dataloader).__name__
-            raise ConfigError("data", name, "a train dataloader with batches")
 
 
 def _clip_gradients(trainer: Trainer, twin: LightningModule) -> None:

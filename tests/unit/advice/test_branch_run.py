@@ -248,9 +248,9 @@ def test_a_killed_command_resumes_to_the_answer_of_an_unbroken_one(
     seen = set()
     measure = BranchCallback._losses_of_branches
 
-    def watch(self, trainer, module, seed):
+    def watch(self, trainer, module, repetition):
         seen.add(trainer.global_step)
-        return measure(self, trainer, module, seed)
+        return measure(self, trainer, module, repetition)
 
     monkeypatch.setattr(BranchCallback, "_losses_of_branches", watch)
     resumed = fork(url, 60)

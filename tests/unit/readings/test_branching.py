@@ -10,12 +10,15 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from lit_dps.advice.branch_run import describe_fork
 from lit_dps.core.errors import ConfigError
 from lit_dps.readings import BranchCallback
 from lit_dps.readings.branching import TOLERANCE, Fork, margins_of
-from tests.support.tiny import Plain, assert_equal, fit, loader, weights
+from lit_dps.testing.toy import ToyImages
+from lit_dps.training.branch_batches import batches_of_branch, skipped_batches
+from tests.support.tiny import Plain, assert_equal, fit, loader, points, weights
 
 N, RATE, BATCH = 50, 0.01, 4
 H = torch.arange(1, N + 1, dtype=torch.float64) ** -0.5
@@ -168,19 +171,78 @@ def test_the_run_itself_is_not_touched(make):
 
 
 def test_a_branch_of_factor_1_trains_as_the_run_does():
-    """On the same batches, in their order, it is where the run is after as many steps."""
+    """On the same batches, in their order, it is where the run is after as many steps.
+
+    The second repetition begins after half of the batches.
+    """
     callback = BranchCallback([0], (1, 2), 1, 2)
     torch.manual_seed(5)
-    fit(Plain(), loader(), callbacks=[callback], max_steps=1)
-    # The first two batches are for the loss.
-    torch.manual_seed(5)
+    fit(Plain(), loader(24), callbacks=[callback], max_steps=1)
+    means = []
+    for first in (0, 3):
+        torch.manual_seed(5)
+        module = Plain()
+        batches = [*loader(24), *loader(24)][first:]
+        # The first two batches are for the loss.
+        fit(module, DataLoader(batches[2:4], batch_size=None), max_steps=2)
+        with torch.no_grad():
+            for x, y in batches[:2]:
+                means.append(float(nn.functional.cross_entropy(module.network(x), y)))
+    assert callback.forks[0].losses[0] == pytest.approx(sum(means) / 4, rel=1e-5)
+
+
+class Stream(IterableDataset):
+    """Examples in a fixed order, without a length."""
+
+    def __iter__(self):
+        return iter(points())
+
+
+LOADERS = {
+    "in order": loader,
+    "own generator": lambda: loader(shuffle=True, generator=torch.Generator().manual_seed(0)),
+    "global generator": lambda: loader(shuffle=True),
+    "fixed sampler": lambda: DataLoader(points(), batch_sampler=[[0, 1], [2, 3], [4, 5]]),
+    "stream": lambda: DataLoader(Stream(), 4),
+}
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_each_repetition_has_other_examples(kind):
+    """Otherwise the margin is 0: one draw would be certain."""
     module = Plain()
-    batches = list(loader())
-    fit(module, DataLoader(batches[2:4], batch_size=None), max_steps=2)
-    with torch.no_grad():
-        losses = [float(nn.functional.cross_entropy(module.network(x), y)) for x, y in batches[:2]]
-    mean = sum(losses) / 2
-    assert callback.forks[0].losses[0] == pytest.approx(mean, rel=1e-5)
+    callback = BranchCallback([1], (1, 2), 2, 3)
+    fit(module, LOADERS[kind](), callbacks=[callback], max_steps=2)
+    assert callback.forks[0].margins[1] > 0 and module.taken == 2
+
+
+@pytest.mark.parametrize("order", ["authors", "per_trial"])
+def test_repetitions_follow_the_run_in_the_order_of_images(order):
+    """The repetitions at step 3 have the run's batches 3 to 10, without a gap."""
+    batches = []
+
+    class Listing(BranchCallback):
+        def _losses_of_branches(self, trainer, module, repetition):
+            skipped = skipped_batches(trainer, repetition, self.repetitions, 4)
+            batches.extend(batches_of_branch(trainer, module, 4, skipped))
+            return [float(repetition), 1.0]
+
+    module = Plain(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)))
+    data = ToyImages(batch_size=2, order=order)
+    callbacks = [Listing([3], (1, 2), 1, 2)]
+    fit(module, datamodule=data, callbacks=callbacks, max_steps=12, limit_val_batches=0)
+    assert [x[:, 0].tolist() for x, _ in batches] == module.batches[3:11]
+
+
+def test_equal_repetitions_have_no_margin_and_show_nothing():
+    """With one batch of all examples, each repetition is the same."""
+    callback = BranchCallback([0], (1, 2), 2, 2)
+    fit(Plain(), loader(batch_size=20), callbacks=[callback], max_steps=1)
+    fork = callback.forks[0]
+    assert fork.margins[0] == 0 and math.isnan(fork.margins[1])
+    assert fork.critical == (20, math.inf) and fork.has_equal_repetitions
+    assert "noise is unknown" in describe_fork(fork) and "+-" not in describe_fork(fork)
+    assert Fork.from_dict(fork.to_dict()).has_equal_repetitions
 
 
 @pytest.mark.parametrize(
