@@ -22,7 +22,9 @@ class Curvature(Reading):
     al. 2021). Both are of the weights that are trained and not pruned.
 
     Batches have the batch size of the cell, and are the first ones of a pass over the training
-    split. A batch without a gradient does not count.
+    split. A batch without a gradient does not count. A batch of another size counts for
+    "top_eigenvalue" alone: the last one may be short, and with `drop_last` the pass has even,
+    nearly equal sizes. "batch_sharpness" is nan without a batch of the cell's size.
 
     Args:
         batches: Number of batches. For each batch: one forward and backward pass, then
@@ -64,7 +66,8 @@ class Curvature(Reading):
             sizes.append(size)
             direction = [g.detach() * mask for g, mask in zip(gradient, keep, strict=True)]
             square = float(_dot(direction, direction))
-            if square != 0:
+            # The sharpness depends on the batch size.
+            if size == moment.batch_size and square != 0:
                 product = _hessian_product(gradient, weights, direction, keep)
                 ratios.append(float(_dot(direction, product)) / square)
         sharpness = math.nan

@@ -63,6 +63,21 @@ def test_both_are_those_of_the_explicit_hessians(sparsity):
     assert read["top_eigenvalue"] == pytest.approx(float(values[values.abs().argmax()]), rel=1e-3)
 
 
+def test_batch_sharpness_is_of_the_batch_size_of_the_cell_alone():
+    """The seventh batch of 54 examples has 6 examples."""
+    run = ToyRun(0.0)
+    sharpness = []
+    for batches in (6, 7):
+        with ExitStack() as stack:
+            read = Curvature(batches, 1).read(Moment("curvature", 1, run, stack))
+        sharpness.append(read["batch_sharpness"])
+    assert sharpness[0] == sharpness[1]
+    run.batch_size = 60
+    with ExitStack() as stack:
+        read = Curvature(1, 1).read(Moment("curvature", 1, run, stack))
+    assert math.isnan(read["batch_sharpness"]) and math.isfinite(read["top_eigenvalue"])
+
+
 def test_it_conforms():
     check_reading(Curvature)
     with refuses("study.readings.curvature.batches", 0):
