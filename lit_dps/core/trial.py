@@ -399,6 +399,7 @@ JOINED_AT = "joined_at"
 # masked elements that are kept, and the step of this change.
 DENSITY_SUM = "density_sum"
 DENSITY_STEP = "density_step"
+CHANGE_EVERY = "mask_changes_every"  # optimizer steps between changes of the mask, if it changes
 
 COPIES = "copies"  # elements of tensors that were masked as copies of pruned parameters
 RANKS = "ranks"  # processes that trained the trial together, if more than one

@@ -15,7 +15,15 @@ from torch import Tensor
 
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.registry import instance_of, named_class
-from lit_dps.core.trial import BY, KEPT, PRUNABLE, TRAINED, UNSCORED, check_sparsity
+from lit_dps.core.trial import (
+    BY,
+    CHANGE_EVERY,
+    KEPT,
+    PRUNABLE,
+    TRAINED,
+    UNSCORED,
+    check_sparsity,
+)
 from lit_dps.pruning.mask import Mask
 from lit_dps.pruning.network import Network
 
@@ -327,4 +335,6 @@ def mask_flags(mask: Mask, pruner: Pruner, trained: int) -> dict[str, float]:
     if 2 * total < trained:
         flags[PRUNABLE] = total
         flags[TRAINED] = trained
+    if pruner.every is not None:
+        flags[CHANGE_EVERY] = pruner.every
     return flags

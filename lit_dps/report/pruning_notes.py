@@ -8,6 +8,7 @@ from itertools import groupby
 import lit_dps.core.trial as flags
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.layers import empty_layers
+from lit_dps.core.text import counted
 from lit_dps.core.trial import Series
 from lit_dps.report.notes import (
     LISTED,
@@ -131,6 +132,28 @@ def _unmasked_values(values: Mapping[str, float]) -> Values:
     }
 
 
+def masks_without_change(study: Analysis) -> Iterator[Values]:
+    """Yield the trials that met the goal before the first change of their mask, by series."""
+    met: dict[Series, int] = {}
+    unchanged: dict[Series, int] = {}
+    intervals = set()
+    for result in with_flag(study, flags.CHANGE_EVERY):
+        if result.steps is None:
+            continue
+        series = result.trial.cell.series
+        met[series] = met.get(series, 0) + 1
+        every = int(result.flags[flags.CHANGE_EVERY])
+        if result.steps < every:
+            unchanged[series] = unchanged.get(series, 0) + 1
+            intervals.add(every)
+    counts = []
+    for series, count in sorted(unchanged.items()):
+        counts.append(f"{series}: {count} of {counted(met[series], 'trial')}")
+    if counts:
+        every = " or ".join(map(str, sorted(intervals)))
+        yield {"counts": "; ".join(counts), "every": every}
+
+
 def pruned_copies(study: Analysis) -> Iterator[Values]:
     """Yield the weights in copies of the network that were pruned with it."""
     weights = 0.0
@@ -170,6 +193,13 @@ PRUNING = (
         weights_without_mask,
         "{cell}: " + UNMASKED,
         UNMASKED_DETAIL + " ({trials} affected)",
+        Level.WRONG,
+    ),
+    Note(
+        masks_without_change,
+        "No mask changed before the goal ({counts}): lower pruning.options.every.",
+        "The mask changes first after {every} steps. K* of these trials belongs to the mask of the "
+        "start, not to the method.",
         Level.WRONG,
     ),
     Note(

@@ -15,6 +15,7 @@ from lit_dps.core.racing import cut_at_step
 from lit_dps.core.trial import (
     BY_NODES,
     BY_WEIGHTS,
+    CHANGE_EVERY,
     KEPT,
     PRUNABLE,
     SHORT_STEPS,
@@ -25,6 +26,7 @@ from lit_dps.core.trial import (
     Cell,
 )
 from lit_dps.pruning import Mask, Pruner, mask_flags
+from lit_dps.pruning.moving import RigL
 from lit_dps.report.notes import lines_of
 from lit_dps.report.pruning_notes import PRUNING
 from lit_dps.report.text import render
@@ -102,6 +104,18 @@ def test_weights_kept_without_a_score():
     (note,) = observed_notes(read_study(storage, "fake"))
     assert numbers_in(note)[-4:] == [7, 50, 36818, 74316]
     assert note.index("S=0.5") < note.index("S=0.9")
+
+
+def test_masks_that_did_not_change_before_the_goal():
+    """A trial of K < every has the mask of its start. Trials without a goal do not count."""
+    every = {CHANGE_EVERY: 100}
+    early = [trial(i, steps, SPARSE, **every) for i, steps in enumerate((80, 96, 112))]
+    missed = trial(3, None, SPARSE, "incomplete", **every)
+    (note,) = observed_notes(read(*early, missed, trial(0, 16)))
+    assert "S=0.9: 2 of 3 trials" in note and "after 100 steps" in note
+    assert observed_notes(read(trial(0, 100, SPARSE, **every))) == []
+    mask = Mask({"w": torch.tensor([True, False])})
+    assert mask_flags(mask, RigL(every=7), 2) == {CHANGE_EVERY: 7}
 
 
 def test_a_note_on_pruned_nodes_has_the_shares_of_weights_that_remain():

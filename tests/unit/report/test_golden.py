@@ -22,6 +22,7 @@ from lit_dps.core.search_space import Range
 from lit_dps.core.trial import (
     BY_NODES,
     BY_WEIGHTS,
+    CHANGE_EVERY,
     COPIES,
     IN_NO_MASK,
     JOINED_AT,
@@ -120,6 +121,7 @@ def noted_study() -> Analysis:
         IN_NO_MASK: 40,
         TRAINED_THEN: 200,
         JOINED_AT: 32,
+        CHANGE_EVERY: 1000,
         BY_NODES: 1,
         WARM_UP: 400,
         SCHEDULE: 1000,
