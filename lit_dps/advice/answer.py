@@ -275,8 +275,10 @@ def _interval(
         # Only measured K are answers.
         grid = made.table.loc[made.table["devices"] == devices, "batch_size"].to_numpy(int)
     else:
+        # Fractions in between, because a whole number of examples may need more parts to be
+        # accumulated.
         grid = np.geomspace(min(batch_sizes), max(batch_sizes), GRID_SIZE)
-        grid = np.unique(np.round(grid).astype(int))
+        grid = np.union1d(grid, batch_sizes)
     of_grid = Costs(checks=costs.checks)
     fine, _ = _make_table(made.law, made.step_time, list(grid), [devices], of_grid)
     hours = fine["hours_mean"].to_numpy(float)
@@ -337,8 +339,9 @@ def _assumptions(made: Answer, costs: Costs) -> tuple[str, ...]:
             lines.append("Steps are K, the least of several trials. One run usually needs more.")
     if "measured" in set(table["steps_known"]):
         lines.append("Without a law, the fastest row is partly the luckiest one.")
-    if isinstance(law, Law) and law.prior is not None and "prior" in set(table["steps_known"]):
-        lines.append(f"^ rests on the measured K and {law.prior.source}.")
+    if isinstance(law, Law) and law.prior is not None:
+        of_prior = "^ rests" if "prior" in set(table["steps_known"]) else "K rests"
+        lines.append(f"{of_prior} on the measured K and {law.prior.source}.")
     if "predicted" in set(table["step_known"]):
         lines.append(f"Predicted step times assume {made.step_time.link}.")
     is_for_several = len(set(table["devices"])) > 1

@@ -117,7 +117,7 @@ def advise_on_runs(
         result = answer(law, step_time, sizes, devices, costs, rate)
         unknown = sorted(set(devices) - set(result.table["devices"]))
         if unknown and len(result.table):
-            notes.append(f"No run was timed on {listed_numbers(unknown)} devices.")
+            notes.append(f"There are no step times of {listed_numbers(unknown)} devices.")
     run = next_run(law, sizes, sizes) if result is None else result.next_run
     boundaries = note_on_boundaries(law.observations)
     if boundaries is not None and (result is None or boundaries not in result.assumed):
@@ -332,10 +332,16 @@ def step_time_of(runs: pd.DataFrame, notes: list[str]) -> StepTime | None:
     count = max(sizes, key=lambda devices: len(sizes[devices]))
     if len(sizes[count]) < MIN_TIMED_BATCH_SIZES:
         notes.append(
-            "There are no times, because steps are timed at one batch size only "
-            f"({count} device{'s' if count > 1 else ''})."
+            "There are no times, because no number of devices has steps at two batch sizes "
+            f"(devices: {listed_numbers(sorted(sizes))})."
         )
         return None
+    others = sorted(set(sizes) - {count})
+    if others:
+        notes.append(
+            f"Step times are those of {count} devices. The steps on {listed_numbers(others)} are "
+            "not used: their relation needs two batch sizes on 1 device."
+        )
     # The exchange between these devices is a part of each step, so they are timed as one device.
     group = [step._replace(devices=1) for step in timed if step.devices == count]
     model = fit_step_time(group)

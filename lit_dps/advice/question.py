@@ -9,6 +9,7 @@ from functools import cached_property, partial
 
 from lit_dps.advice.answer import Answer, answer
 from lit_dps.advice.batch_dependence import allows_accumulation
+from lit_dps.advice.branch_law import Branched
 from lit_dps.advice.branch_run import branch_law
 from lit_dps.advice.costs import Checks, Costs
 from lit_dps.advice.next_probe import SEED_SPREAD, law_with_prior
@@ -16,7 +17,6 @@ from lit_dps.advice.options import Options
 from lit_dps.advice.pilot_evidence import (
     PilotRun,
     best_rates_of_runs,
-    bounds_of,
     observations_of_runs,
 )
 from lit_dps.advice.pilot_plan import PilotPlan, RuledRate
@@ -24,6 +24,7 @@ from lit_dps.advice.probe_study import Probes
 from lit_dps.advice.step_probe import StepTimes
 from lit_dps.advice.step_time import Link, StepTime, fit_step_time
 from lit_dps.advice.user_workload import Decay, rate_key, user_batch_size
+from lit_dps.analysis.law import Law
 from lit_dps.storage.advice_store import AdviceStore
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.adam_scaling import AdamScales
@@ -111,6 +112,20 @@ class Question:
         if self.plan is not None:
             return self.plan.batch_sizes(accumulated, most * accumulated)
         return [accumulated * 2**i for i in range(int(math.log2(most)) + 1)]
+
+    def sizes_beyond_budget(self, law: Law | Branched) -> list[int]:
+        """Return the batch sizes that have no answer, because the schedule does not last for K.
+
+        They are smaller than the user's, and K exceeds goal.max_steps.
+        """
+        if self.plan is None or self.decay is None:
+            return []
+        beyond = []
+        for row in law.predict(self.batch_sizes).to_dict("records"):
+            is_smaller = row["batch_size"] < self.plan.batch_size
+            if is_smaller and row["steps"] > self.setup.built_goal.max_steps:
+                beyond.append(int(row["batch_size"]))
+        return beyond
 
     @property
     def largest(self) -> int:
@@ -205,9 +220,11 @@ def conclude(question: Question) -> Answer:
     record = question.probes.record()
     pilot = PilotRun.of_stored(stored)
     law = law_with_prior(
-        observations_of_runs(record, bounds_of(stored)),
+        observations_of_runs(record, stored),
         None if pilot is None else pilot.noise,
         question.plan.is_adaptive,
     )
     rate = RuledRate.of(question.plan, best_rates_of_runs(record, question.plan), law.reach)
-    return answer(law, *asked, rate, SEED_SPREAD)
+    beyond = question.sizes_beyond_budget(law)
+    sizes = [size for size in question.batch_sizes if size not in beyond]
+    return answer(law, question.step_time, sizes, options.devices, costs, rate, SEED_SPREAD)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from lit_dps.advice.branch_law import Branched
 from lit_dps.advice.pilot_plan import with_values
 from lit_dps.advice.prediction import describe_goal, settings_texts
 from lit_dps.advice.question import Question
-from lit_dps.advice.user_workload import probe_setup
+from lit_dps.advice.user_workload import prepare_branches
 from lit_dps.core.trial_config import OptimConfig, plain
 from lit_dps.storage.urls import without_password
 from lit_dps.study.setup import StudySetup
@@ -55,7 +56,7 @@ def _config_of_branches(question: Question, result: Answer, law: Branched) -> di
         return None
     setup = question.probes.setup
     if not question.store.read().get("branch_scaled", False):
-        setup = probe_setup(question.setup, adaptive=None)
+        setup = prepare_branches(question.setup, scales=False).setup
     params = setup.middle
     rate = result.rate.at(result.best["batch_size"])
     assert rate is not None  # rates and steps of branches have the same range
@@ -95,6 +96,8 @@ def _config(
         # Full validations are predicted, and `fit` shows what they measure.
         if value is not None and key != "early_reject":
             goal[key] = value
+    # A smaller batch may need more steps than the user's run was allowed.
+    goal["max_steps"] = max(goal["max_steps"], math.ceil(best["steps_high"]))
     config: dict[str, Any] = {
         "model": workload.model,
         "data": workload.data,

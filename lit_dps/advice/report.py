@@ -24,7 +24,12 @@ from lit_dps.advice.question import Question, conclude
 from lit_dps.advice.recommendation import recommended_config, recommended_params
 from lit_dps.advice.result import Advice
 from lit_dps.advice.text import render, width_at, wrapped
-from lit_dps.advice.user_workload import look_at_optimizers, user_batch_size
+from lit_dps.advice.user_workload import (
+    SCHEDULE_CALLBACK,
+    has_callback,
+    look_at_optimizers,
+    user_batch_size,
+)
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.observations import AT_LEAST, AT_MOST
@@ -40,6 +45,7 @@ from lit_dps.report.publish import figures_folder
 from lit_dps.report.trial_notes import SCHEDULES, warm_up_notes
 from lit_dps.tracking.description import markdown
 from lit_dps.tracking.runs import MAX_TAG_CHARACTERS
+from lit_dps.training.trainer_rules import as_list
 
 # If the process waits for a CPU for more than this share of the time, step times get a note.
 BUSY_SHARE = 0.2
@@ -167,11 +173,13 @@ def _why_no_answer(question: Question) -> list[str]:
             f"Your run did not meet the goal in {pilot.steps_run} steps{best}. Choose an easier "
             "goal, a larger goal.max_steps, or another learning rate."
         )
-    else:
+    elif pilot.steps <= goal.check_interval:
         why = (
             "Your run met the goal at its first validation. Set goal.check_interval below "
             f"{goal.check_interval}, and another study.name."
         )
+    else:
+        why = f"Your run met the goal after {pilot.steps} steps."
     seconds = question.step_seconds_by_devices
     of_user = question.step_seconds_here(question.plan.batch_size)
     preview = Preview.of(question.plan, question.batch_sizes, seconds, of_user)
@@ -204,7 +212,8 @@ def _details(report: _Report) -> str:
 def _notes(report: _Report) -> Iterator[str]:
     """Yield notes on the answer, one or more sentences each."""
     question, record = report.question, report.record
-    yield from question.store.read().get("weaknesses", {})
+    stored = question.store.read()
+    yield from stored.get("weaknesses", {})
     if report.scaling is not None:
         yield f"fit.yaml sets {report.scaling}"
     best = report.result.best
@@ -226,7 +235,9 @@ def _notes(report: _Report) -> Iterator[str]:
         yield from lines_of(schedules, Analysis(record))
         table = report.result.table
         k_of = dict(zip(table["batch_size"], table["steps"], strict=True))
-        yield from warm_up_notes(list(chain.from_iterable(record.results.values())), k_of)
+        callbacks = as_list(question.probes.setup.workload.trainer.get("callbacks"))
+        if not has_callback(callbacks, SCHEDULE_CALLBACK):
+            yield from warm_up_notes(list(chain.from_iterable(record.results.values())), k_of)
         if question.largest < max(question.batch_sizes):
             ranks = question.setup.ranks
             here = "the device"
@@ -236,6 +247,19 @@ def _notes(report: _Report) -> Iterator[str]:
                 f"K was not measured above B = {question.largest}, the largest batch size that is "
                 f"known to fit on {here} here."
             )
+    left_out = ", ".join(map(str, question.sizes_beyond_budget(report.result.law)))
+    if left_out:
+        yield (
+            f"B = {left_out} is left out, because K exceeds goal.max_steps, and the decay of the "
+            "learning rate ends before."
+        )
+    untested = stored.get("untested_rate")
+    if untested:
+        yield (
+            f"Your learning rate may be too {untested[0]}, by the best rates at larger batch "
+            f"sizes. No time was left to run your batch size with {untested[1]}, so K of your run "
+            "is an upper bound."
+        )
     unknown = ", ".join(map(str, question.devices_without_times))
     if unknown:
         yield (

@@ -39,15 +39,11 @@ from lit_dps.advice.user_workload import (
     user_batch_size,
 )
 from lit_dps.core.environment import (
-    COMPUTED,
-    SOURCES,
     Environment,
     changes_since,
     described_otherwise,
+    lacks_parts,
     remedy_of_constants,
-)
-from lit_dps.core.environment import (
-    UNKNOWN as UNCOMPARED,
 )
 from lit_dps.core.errors import ConfigError, StorageError, UserError, first_line
 from lit_dps.core.exit_codes import ExitCode
@@ -68,6 +64,7 @@ from lit_dps.storage.schema import PROBES_SUFFIX
 from lit_dps.study.display import LEAVING
 from lit_dps.study.environment import environment_of
 from lit_dps.study.failures import AllFail
+from lit_dps.study.hardware import hardware
 from lit_dps.study.noise import short_run
 from lit_dps.study.preflight.check import CheckedStudy, check_study
 from lit_dps.study.preflight.parts_check import UNKNOWN
@@ -282,15 +279,6 @@ def _refuse_changed_code(
         )
 
 
-def lacks_parts(stored: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Return True if an environment has no code or first steps to compare with the present ones."""
-    for entry in (SOURCES, COMPUTED):
-        known = [name for name, version in now.get(entry, {}).items() if version != UNCOMPARED]
-        if not stored.get(entry, {}).keys() >= {*known}:
-            return True
-    return bool(described_otherwise(stored, now))
-
-
 def _refused(name: str, message: str) -> UserError:
     """Return an error about the advice of a study."""
     return UserError(message, key="study.name", value=name)
@@ -398,9 +386,14 @@ def _measure(session: _Session) -> Question:
 
 
 def _step_times(session: _Session) -> StepTimes:
-    if "timed" in session.stored:
-        return StepTimes.from_stored(session.stored)
     setup, clock = session.probe_study.setup, session.clock
+    place = f"{hardware()}, {'GPU' if setup.on_gpu else 'CPU'}, {setup.ranks} ranks"
+    if "timed" in session.stored:
+        # Advice of earlier versions does not know where it timed steps.
+        timed_on = session.stored.get("timed_on", place)
+        if timed_on == place:
+            return StepTimes.from_stored(session.stored)
+        print_line(f"the stored step times are of {timed_on}; this is {place}")
     if session.probe_study.plan is not None:
         # The answer is of `fit`, which trains in Lightning's loop.
         study = dataclasses.replace(setup.study, engine=LIGHTNING)
@@ -439,7 +432,7 @@ def _step_times(session: _Session) -> StepTimes:
     )
     times.waited = (cpu_wait_seconds() - waited) / (time.monotonic() - begin)
     print_line(f"  up to {times.largest} examples per device: {times.reason}")
-    session.store.keep(**times.to_stored(), parameters=count_parameters(setup))
+    session.store.keep(**times.to_stored(), timed_on=place, parameters=count_parameters(setup))
     return times
 
 

@@ -266,6 +266,8 @@ class _SizeLadder:
         return 2 * size
 
     def _size_after_success(self, size: int, step: float, seconds: float) -> int | None:
+        if math.isinf(self.smallest_failed):
+            self.times.reason = ""  # of a smaller size, which does not limit the larger ones
         if FACTOR * size >= self.smallest_failed:
             return None
         remaining = self.end - time.monotonic()

@@ -42,7 +42,6 @@ SCHEDULE_CALLBACK = "lit_dps.training.ScheduleScalingCallback"
 # The power of B by which the rate grows if the groups of parameters have different rules. It is the
 # smaller one, which diverges less.
 MIXED_POWER = 0.5
-SCALED_BY_CALLBACK = ("beta2", "betas", "weight_decay", "wd")
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ class ProbeStudy(NamedTuple):
     Attributes:
         setup: Its configuration.
         adaptive: Settings of an adaptive optimizer at the user's batch size, which follow the batch
-            size in probes; None for other optimizers, and if one of the settings is searched.
+            size in probes; None for other optimizers, and if a callback of the user scales them.
         notes: Notes for the user.
         plan: The user's run, for the method "pilot"; else None.
         decay: The decay of the learning rate; None without one.
@@ -193,11 +192,9 @@ def probe_setup(setup: StudySetup, adaptive: AdamScales | None, warm_up: int = 0
     trainer = dict(setup.workload.trainer)
     callbacks = as_list(trainer.get("callbacks"))
     # A callback of the user scales already, and Lightning saves only one of each class.
-    if _has_callback(callbacks, SCALING_CALLBACK):
-        adaptive = None
-    if _has_callback(callbacks, SCHEDULE_CALLBACK):
+    if has_callback(callbacks, SCHEDULE_CALLBACK):
         warm_up = 0
-    if adaptive is not None and not searches_scales(space, adaptive):
+    if adaptive is not None:
         arguments: dict[str, Any] = {"reference": batch_size}
         if adaptive.rate is not None and adaptive.weight_decay:
             arguments["rate"] = adaptive.reference_rates
@@ -215,7 +212,7 @@ def probe_setup(setup: StudySetup, adaptive: AdamScales | None, warm_up: int = 0
     )
 
 
-def _has_callback(callbacks: Sequence[Any], class_path: str) -> bool:
+def has_callback(callbacks: Sequence[Any], class_path: str) -> bool:
     """Return True if callbacks of a configuration have one of a class, by its name."""
     for callback in callbacks:
         name = type(callback).__name__
@@ -226,27 +223,41 @@ def _has_callback(callbacks: Sequence[Any], class_path: str) -> bool:
     return False
 
 
-def searches_scales(space: Mapping[str, Any], adaptive: AdamScales) -> bool:
-    """Return True if the search has the second moment or the weight decay.
+def prepare_branches(setup: StudySetup, scales: bool = True) -> ProbeStudy:
+    """Return the study of the run that is forked, at the user's metaparameters.
 
-    Then nothing scales them with the batch size.
+    Args:
+        setup: The user's configuration.
+        scales: Whether the settings of an adaptive optimizer follow the batch size.
     """
-    names = {*SCALED_BY_CALLBACK, adaptive.second_moment}
-    return any(key.rpartition(".")[2] in names for key in space)
-
-
-def prepare_branches(setup: StudySetup) -> ProbeStudy:
-    """Return the study of the run that is forked, with the settings that its optimizer needs."""
-    unscaled = probe_setup(setup, adaptive=None)
-    trial = Trial(unscaled.study.cells[0], 0, {}, unscaled.study.seed)
+    plan = _plan_of(setup)
+    base = probe_setup(plan.setup(setup), adaptive=None)
+    if not scales:
+        return ProbeStudy(base, None, [])
+    trial = Trial(Cell(plan.batch_size), 0, {}, base.study.seed)
     look = _look_or_note(
-        unscaled, trial, "it is unknown whether beta2 has to change with the batch size"
+        base, trial, "it is unknown whether beta2 has to change with the batch size"
     )
-    adaptive = look.adaptive
-    if adaptive is not None and searches_scales(unscaled.study.space, adaptive):
-        adaptive = None
-    probes = probe_setup(setup, adaptive, look.warm_up)
-    return ProbeStudy(probes, adaptive, look.notes, decay=look.decay)
+    adaptive = _scaled_here(base, look.adaptive)
+    probes = probe_setup(plan.setup(setup), adaptive, look.warm_up)
+    notes = [*look.notes, *_note_on_space(setup, plan)]
+    return ProbeStudy(probes, adaptive, notes, decay=look.decay)
+
+
+def _scaled_here(setup: StudySetup, adaptive: AdamScales | None) -> AdamScales | None:
+    """Return the settings that `advise` scales: None if a callback of the user scales them."""
+    if has_callback(as_list(setup.workload.trainer.get("callbacks")), SCALING_CALLBACK):
+        return None
+    return adaptive
+
+
+def _note_on_space(setup: StudySetup, plan: PilotPlan) -> list[str]:
+    """Return a note if `study.space` has ranges, none of which is searched."""
+    if not setup.study.space:
+        return []
+    settings = {plan.rate_key: plan.rate, **plan.params}
+    values = ", ".join(f"{key} = {value}" for key, value in settings.items())
+    return [f"study.space is not searched. Your run has {values}."]
 
 
 def _scaling_notes(adaptive: AdamScales, batch_size: int) -> list[str]:
@@ -363,16 +374,14 @@ def prepare_pilot(setup: StudySetup) -> ProbeStudy:
     base = probe_setup(plan.setup(setup), adaptive=None)
     trial = Trial(Cell(plan.batch_size), 0, {}, base.study.seed)
     look = _look_or_note(base, trial, "the learning rate follows sqrt(B)")
-    adaptive, notes = look.adaptive, look.notes
     if look.was_read:
         power = look.rate_power or MIXED_POWER
-        plan = dataclasses.replace(plan, power=power, is_adaptive=adaptive is not None)
+        plan = dataclasses.replace(plan, power=power, is_adaptive=look.adaptive is not None)
+    notes = list(look.notes)
+    adaptive = _scaled_here(base, look.adaptive)
     if adaptive is not None:
         notes += _scaling_notes(adaptive, plan.batch_size)
-    if setup.study.space:
-        settings = {plan.rate_key: plan.rate, **plan.params}
-        values = ", ".join(f"{key} = {value}" for key, value in settings.items())
-        notes.append(f"study.space is not searched. Your run has {values}.")
+    notes += _note_on_space(setup, plan)
     study = probe_setup(plan.setup(setup), adaptive, look.warm_up)
     return ProbeStudy(study, adaptive, notes, plan, look.decay)
 

@@ -288,6 +288,15 @@ def described_otherwise(stored: Mapping[str, Any], now: Mapping[str, Any]) -> li
     return names
 
 
+def lacks_parts(stored: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Return True if an environment has no code or first steps to compare with the present ones."""
+    for entry in (SOURCES, COMPUTED):
+        known = [name for name, version in now.get(entry, {}).items() if version != UNKNOWN]
+        if not stored.get(entry, {}).keys() >= {*known}:
+            return True
+    return bool(described_otherwise(stored, now))
+
+
 def versions_of(
     environments: Sequence[Mapping[str, Any]], entry: str, name: str
 ) -> list[list[Mapping[str, Any]]]:

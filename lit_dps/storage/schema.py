@@ -255,6 +255,9 @@ ADVICE_ATTRS = {
         absent="before 2026-11-29; for a method other than pilot",
     ),
     "timed": Stored(list, "Timed steps: fields of `lit_dps.advice.step_time.Timed`."),
+    "timed_on": Stored(
+        str, "Hardware, accelerator and ranks of the timed steps.", absent="before 2026-12-01"
+    ),
     "check": Stored(NUMBER, "Time of one validation at any batch size, in s."),
     "check_by_batch": Stored(
         NUMBER,
@@ -276,6 +279,12 @@ ADVICE_ATTRS = {
     "pilot": Stored(dict, "The user's run: `lit_dps.advice.pilot_evidence.PilotRun`."),
     "tried": Stored(
         list, "Runs after the pilot: batch size, rate over the rule's, rank, steps or metric."
+    ),
+    "untested_rate": Stored(
+        list,
+        "small or large, as the user's rate may be, and the rate that was not run at B0 for lack "
+        "of time.",
+        absent="before 2026-12-01; if there was none",
     ),
     "raced": Stored(list, "Batch sizes at which all runs have ended."),
     "bounds": Stored(list, "Batch sizes at which no run met the goal, and the steps until then."),

@@ -60,6 +60,18 @@ def test_the_interval_ends_at_the_largest_size_asked_for_only_if_that_has_a_time
     assert f"to 64, the largest {found.cut[1]}" in " ".join(render(found).split())
 
 
+def test_an_accumulated_batch_is_within_the_interval():
+    """Each batch has two parts. A prime number of examples would have a part for each example."""
+    step = dataclasses.replace(
+        fit_step_time([Timed(m, 0.01 + 1e-4 * m) for m in (4, 512)]), least_parts=2
+    )
+    found = answer(LAW, step, [8 * 2**i for i in range(9)])
+    low, high = found.interval
+    assert low < found.best["batch_size"] < high
+    # (4e4 / B + 200) (0.02 + 1e-4 B) is 16 s at least, at B = 200, and 10 % more at these.
+    assert low == pytest.approx(107, rel=0.15) and high == pytest.approx(373, rel=0.15)
+
+
 def test_the_front_is_what_nothing_beats():
     timed = [Timed(m, 0.01 + 1e-4 * m) for m in (8, 32, 128, 512)]
     step = fit_step_time(timed, link=Link(parameters=10**6, bandwidth=1e10))

@@ -10,12 +10,11 @@ import pytest
 
 from benchmarks.step_model import judge
 from lit_dps.advice.next_probe import law_with_prior, rank_probes
-from lit_dps.advice.run import lacks_parts
 from lit_dps.advice.step_time import Link, StepTime, Timed, fit_step_time
 from lit_dps.analysis.critical_prior import default_prior, noise_scale_prior
 from lit_dps.analysis.law import fit_law
 from lit_dps.analysis.observations import Observation
-from lit_dps.core.environment import COMPUTED, SOURCES, UNKNOWN
+from lit_dps.core.environment import COMPUTED, SOURCES, UNKNOWN, lacks_parts
 from lit_dps.core.noise_scale import noise_scale, unbiased_moments
 from tests.support.errors import raises_about
 

@@ -127,6 +127,23 @@ def test_the_rate_is_scaled_as_that_of_the_branches(tmp_path, short_forks, modul
     assert power(given, store) == pytest.approx(expected)
 
 
+def test_the_forked_run_has_the_users_values():
+    given = asked("Adam", weight_decay=Range(0.01, 0.1, "log"))
+    model = {**given.workload.model, "init_args": {"lr": 0.02, "weight_decay": 0.03}}
+    workload = dataclasses.replace(given.workload, model=model)
+    probe, adaptive, notes, *_ = prepare_branches(dataclasses.replace(given, workload=workload))
+    assert probe.middle == pytest.approx({"model.lr": 0.02})
+    assert probe.workload.model["init_args"]["weight_decay"] == 0.03
+    assert adaptive.beta2 == 0.999
+    assert "model.lr = 0.02, model.weight_decay = 0.03" in notes[-1]
+    user = {"class_path": "lit_dps.training.AdamScalingCallback", "init_args": {"reference": 8}}
+    trainer = {**workload.trainer, "callbacks": [user]}
+    workload = dataclasses.replace(workload, trainer=trainer)
+    scaled = prepare_branches(dataclasses.replace(given, workload=workload))
+    assert scaled.adaptive is None, "the user's callback has another reference"
+    assert scaled.setup.workload.trainer["callbacks"] == [user]
+
+
 @pytest.mark.parametrize(("module", "expected"), [("Adam", 0.5), ("Net", 1.0)])
 def test_advice_that_does_not_say_how_its_branches_were_scaled_goes_by_the_module(
     tmp_path, module, expected

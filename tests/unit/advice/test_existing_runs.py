@@ -16,6 +16,7 @@ from lit_dps.analysis.observations import AT_LEAST, AT_MOST
 from lit_dps.cli import main
 from lit_dps.core.errors import ConfigError
 from tests.support.errors import error_line, refusals_in, refuses
+from tests.support.texts import numbers_in
 
 C1, C2 = 4e4, 200.0
 SIZES = [16, 32, 64, 128, 256, 512, 1024]
@@ -239,6 +240,18 @@ def test_runs_on_eight_devices_alone_answer_for_eight():
     assert advice.table["batch_size"].min() == 8
 
 
+def test_step_times_of_several_groups_of_devices_are_named():
+    runs = law_runs(devices=8)
+    runs.loc[runs["batch_size"] <= 32, "devices"] = 4
+    counts = runs.groupby("devices")["batch_size"].nunique()
+    assert counts[4] >= 2 and counts[8] > counts[4]
+    advice = lit_dps.advise(runs, devices=[4, 8])
+    assert set(advice.table["devices"]) == {8}
+    (ignored,) = [note for note in advice.notes if "are not used" in note]
+    assert numbers_in(ignored)[:2] == [8, 4]
+    assert any(note.startswith("There are no step times of 4 devices") for note in advice.notes)
+
+
 def test_without_times_there_are_steps_and_a_next_run():
     advice = lit_dps.advise(law_runs().drop(columns="step_seconds"))
     assert advice.answer is None and advice.best is None
@@ -248,7 +261,7 @@ def test_without_times_there_are_steps_and_a_next_run():
     assert any("no run has step_seconds" in note for note in advice.notes)
     notes: list[str] = []
     one = read_runs(law_runs().iloc[:1])
-    assert step_time_of(one.runs, notes) is None and "one batch size only" in notes[0]
+    assert step_time_of(one.runs, notes) is None and "at two batch sizes" in notes[0]
 
 
 def test_one_or_two_batch_sizes_are_answered_by_a_prior_and_none_is_not():

@@ -64,7 +64,10 @@ def test_each_batch_size_has_the_fewest_steps_of_its_runs_with_the_noise_of_a_ru
         result(512, 0, 1.6, 10),
         result(1024, 0, 3.2, None),
     )
-    at = {o.batch_size: o for o in observations_of_runs(record, {1024: 200.0, 128: 200.0})}
+    at = {
+        o.batch_size: o
+        for o in observations_of_runs(record, {"bounds": [[1024, 200.0], [128, 200.0]]})
+    }
     assert {size: o.k for size, o in at.items()} == {32: 200, 128: 70, 512: 10, 1024: 200}
     assert at[32].noise == at[128].noise == SEED_SPREAD and at[32].resolution == 10
     assert at[512].bound == AT_MOST, "the goal may have been met before the first check"

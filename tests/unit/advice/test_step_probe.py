@@ -47,6 +47,15 @@ class Net(Plain):
         return super().training_step(batch, batch_idx)
 
 
+class NeedsTwo(Net):
+    """Fails at a single example, as batch norm does."""
+
+    def training_step(self, batch, batch_idx):
+        if len(batch[0]) < 2:
+            raise ValueError("Expected more than 1 value per channel")
+        return super().training_step(batch, batch_idx)
+
+
 class Data(LightningDataModule):
     def __init__(self, batch_size: int = 4, examples: int = 64):
         super().__init__()
@@ -99,6 +108,15 @@ def test_a_device_without_room_ends_the_ladder_and_nothing_is_lost():
     ]
     model = fit_step_time(found.timed, largest=found.largest)
     assert model.at(32).value > model.at(8).value * 3  # accumulated
+
+
+def test_a_smallest_size_that_fails_does_not_end_the_training_split():
+    given = setup(examples=10**6)
+    model = {"class_path": f"{__name__}.NeedsTwo"}
+    workload = dataclasses.replace(given.workload, model=model)
+    found = time_steps(dataclasses.replace(given, workload=workload), 0.3, lambda line: None)
+    assert found.timed[0].local_batch == 2
+    assert found.reason == SPENT and not found.split_is_used_up
 
 
 def test_no_room_for_the_smallest_batch_is_one_line():
