@@ -173,7 +173,8 @@ class BranchCallback(Callback):
         stretches: Steps of the branch of the largest batch size; the other branches make more.
         repetitions: Draws of examples, at least 2.
         tolerance: eps, in units of the loss; None as above.
-        seconds: Seconds after the first fork, after which no other fork begins.
+        seconds: Seconds for all forks and the run between them. A further fork does not begin if
+            it would end later, by the time of the longest fork so far.
 
     Attributes:
         forks: A `Fork` for each step that was reached.
@@ -220,6 +221,7 @@ class BranchCallback(Callback):
         self.scaling: AdamScalingCallback | None = None
         self.on_fork: Callable[[Fork], None] = lambda fork: None
         self._began: float | None = None
+        self._longest = 0.0
 
     @property
     def window(self) -> int:
@@ -263,7 +265,8 @@ class BranchCallback(Callback):
             return
         if self._began is None:
             self._began = time.monotonic()
-        if time.monotonic() - self._began > self.seconds:
+        begin = time.monotonic()
+        if begin - self._began + self._longest > self.seconds:
             return
         batch_size = full_batch_size(trainer, batch) * trainer.accumulate_grad_batches
         rows = []
@@ -277,6 +280,7 @@ class BranchCallback(Callback):
         margins = margins_of(losses)
         fork = Fork(step, batch_size, self.factors, mean_losses, margins, tolerance)
         self.forks.append(fork)
+        self._longest = max(self._longest, time.monotonic() - begin)
         low, high = fork.critical
         logged = {"branch/critical": float(low)}
         if math.isfinite(high):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
-from lit_dps.advice.options import Options
+from lit_dps.advice.options import Clock, Options
 from lit_dps.advice.question import Question
+from lit_dps.advice.run import _step_times
 from lit_dps.advice.step_probe import FULL, SPENT, StepTimes
 from lit_dps.advice.step_time import Timed
+from lit_dps.parallel.process import StopRequest
+from lit_dps.storage.advice_store import AdviceStore
 from lit_dps.study.preflight.parts_check import NORM
 from tests.unit.advice.test_step_probe import setup
 
@@ -50,6 +54,25 @@ def test_a_step_has_the_share_of_a_validation_at_its_batch_size():
         step = question.step_time.at(batch_size).value
         seconds = question.step_seconds(batch_size, 1)
         assert seconds - step == pytest.approx(check / interval), batch_size
+
+
+@pytest.mark.parametrize("device", ["here", "another machine"])
+def test_steps_are_timed_again_on_another_device(tmp_path, capsys, monkeypatch, device):
+    monkeypatch.setattr("lit_dps.advice.run.hardware", lambda: "here")
+    store = AdviceStore(f"sqlite:///{tmp_path}/study.db", "s")
+    stored = StepTimes(TIMED, check=0.05, largest=8, reason=SPENT)
+    store.keep(**stored.to_stored(), timed_on=f"{device}, CPU, 1 ranks")
+    session = SimpleNamespace(
+        probe_study=SimpleNamespace(setup=setup(), plan=None),
+        stored=store.read(),
+        store=store,
+        stop=StopRequest(),
+        clock=Clock(5.0, store, 0.0),
+    )
+    times = _step_times(session)
+    assert (times.timed == TIMED) is (device == "here")
+    assert store.read()["timed_on"] == "here, CPU, 1 ranks"
+    assert ("another machine, CPU" in capsys.readouterr().err) is (device != "here")
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,22 @@ def test_the_tolerance_is_that_of_the_paper_or_a_share_of_a_small_loss(start):
     assert fork.tolerance == pytest.approx(expected) and (expected == 0.01) == (start > 1)
 
 
+@pytest.mark.parametrize(("seconds", "forks"), [(19.0, 1), (21.0, 2)])
+def test_a_fork_that_would_end_too_late_does_not_begin(monkeypatch, seconds, forks):
+    """Each fork takes 10 s, and the steps between them no time."""
+    now = [0.0]
+    callback = BranchCallback([1, 2, 3], (1, 2), 1, 2, seconds=seconds)
+    monkeypatch.setattr("lit_dps.readings.branching.time.monotonic", lambda: now[0])
+
+    def losses_of_branches(*arguments):
+        now[0] += 5.0
+        return [1.0, 2.0]
+
+    monkeypatch.setattr(callback, "_losses_of_branches", losses_of_branches)
+    fit(Quadratic(), noise(), callbacks=[callback], max_steps=4)
+    assert [fork.step for fork in callback.forks] == [1, 2][:forks]
+
+
 @pytest.mark.parametrize("deviation", [0.001, 0.02, 0.05])
 def test_noise_does_not_raise_the_critical_factor(deviation):
     """In truth k = 2 loses nothing, and each doubling beyond it 0.02.
