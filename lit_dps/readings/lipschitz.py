@@ -237,7 +237,8 @@ def local_lipschitz(
 
     With d = after - before it is the largest ||grad f(before + gamma d) - grad f(before)|| /
     ||gamma d|| over the gammas (Lee et al. 2021, Eq. 11; Zhang et al. 2020, "Why Gradient Clipping
-    Accelerates Training", Appendix H).
+    Accelerates Training", Appendix H). The weights at gamma have the type of the weights, so that
+    their distance from `before` is measured. A gamma without a distance does not count.
 
     Args:
         gradient: Maps weights (p,) to the gradient of the full training loss there (p,).
@@ -247,16 +248,17 @@ def local_lipschitz(
         fractions: The gammas, above 0.
     """
     direction = after.double() - before.double()
-    length = float(direction.norm())
     first = gradient(before).double()
     squared_gradient = float(first.square().sum())
-    if not length > 0:
-        return Smoothness(math.nan, squared_gradient)
     constants = []
     for gamma in fractions:
         weights = (before.double() + gamma * direction).to(before.dtype)
-        change = gradient(weights).double() - first
-        constants.append(float(change.norm()) / (gamma * length))
+        distance = float((weights.double() - before.double()).norm())
+        if distance > 0:
+            change = gradient(weights).double() - first
+            constants.append(float(change.norm()) / distance)
+    if not constants:
+        return Smoothness(math.nan, squared_gradient)
     # Python's max() keeps a nan only in some positions; torch always keeps it.
     largest = torch.tensor(constants, dtype=torch.float64).max()
     return Smoothness(float(largest), squared_gradient)

@@ -51,6 +51,15 @@ def test_it_is_the_largest_over_the_gammas():
     assert local_lipschitz(torch.square, two, one, gammas()).lipschitz == pytest.approx(3.9)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_rounded_weights_have_the_constant_of_the_function(dtype):
+    """A step of two units in the last place: weights at gamma = 0.3 round to 0.5."""
+    before = torch.ones(3, dtype=dtype)
+    after = before * (1 + 2 * torch.finfo(dtype).eps)
+    found = local_lipschitz(lambda w: 3 * w.double(), before, after, gammas())
+    assert found.lipschitz == pytest.approx(3, rel=1e-9)
+
+
 def test_weights_that_do_not_move_have_no_constant_and_a_nan_is_kept():
     w = torch.ones(3)
     still = local_lipschitz(lambda w: 2 * w, w, w.clone(), gammas())
