@@ -198,12 +198,13 @@ def gradient_sum(
 def saliency(gradients: Mapping[str, Tensor], parameters: Parameters) -> dict[str, Tensor]:
     """Return weight times gradient: the derivative of the loss by the elements of the mask.
 
-    It has the type of the weight.
+    It has the type of the weight, and at least float32: rounding to 16 bits would make ties.
     """
     scores = {}
     for name, gradient in gradients.items():
         parameter = parameters[name]
-        scores[name] = (gradient * parameter.detach()).to(parameter.dtype)
+        dtype = torch.promote_types(parameter.dtype, torch.float32)
+        scores[name] = (gradient * parameter.detach()).to(dtype)
     return scores
 
 

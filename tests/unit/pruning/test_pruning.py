@@ -77,6 +77,14 @@ def test_the_saliency_is_the_derivative_of_the_loss_by_the_mask(sizes):
         assert np.abs(theirs).max() > 1e-3
 
 
+def test_the_saliency_of_16_bit_weights_is_not_rounded_to_16_bits():
+    """In bfloat16 all four scores would be 1, and the first two weights would be kept."""
+    gradients = {"w": torch.tensor([1.0, 1.001, 1.002, 1.003], dtype=torch.float64)}
+    weights = {"w": torch.ones(4, dtype=torch.bfloat16)}
+    mask = top_k(saliency(gradients, weights), 0.5)
+    assert mask["w"].tolist() == [False, False, True, True]
+
+
 def test_snip_sums_over_the_batches_before_it_takes_the_absolute_value():
     network = two_layers().double()
     one = scores_of("snip", network)
