@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from lit_dps.core.attempt import Attempt, Validation
 from lit_dps.core.batch_schedule import RateFactors
+from lit_dps.core.errors import ConfigError
 from lit_dps.core.trial import SHORT_STEPS, STACKED, Trial
 from lit_dps.core.trial_config import PruningConfig
 from lit_dps.core.unit import EXAMPLES
@@ -226,10 +227,21 @@ class NetworkRun(ReadableRun):
             self.attempt.flags = {**self.attempt.flags, STACKED: 1}
 
     def _mask_changes(self, settings: TrialSettings) -> MaskChanges | None:
-        """Return how the mask changes during training; None if it stays."""
+        """Return how the mask changes during training; None if it stays.
+
+        Raises:
+            ConfigError: if it changes, and the run has workers of local SGD or delayed gradients.
+        """
         config = settings.resolve(self.attempt.study_trial).pruning
         pruner = pruner_of(config.method, config.options)
-        return MaskChanges.of(pruner, config.sparsity, config.seed, settings.visible_steps)
+        changes = MaskChanges.of(pruner, config.sparsity, config.seed, settings.visible_steps)
+        if changes is not None and (self.local is not None or self.delay):
+            reason = f"optim.delay = {self.delay}"
+            if self.local is not None:
+                reason = f"local.workers = {self.local.schedule.workers}"
+            allowed = f"a method whose mask does not change, with {reason}"
+            raise ConfigError("pruning.method", config.method, allowed)
+        return changes
 
     def _prune_and_begin(
         self, settings: TrialSettings, stacked: bool, scores: Scores | None

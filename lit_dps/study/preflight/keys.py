@@ -172,16 +172,12 @@ def _check_batch_schedules(setup: StudySetup) -> None:
 
 def _check_batch_schedule(setup: StudySetup, cell: Cell, config: BatchConfig) -> None:
     """Raise ConfigError if a schedule does not reach the batch size of a cell in its budget."""
-    trial = Trial(cell, 0, setup.middle)
     if setup.goal.unit != STEPS.name:
         allowed = (
             f"steps, because {NAME_KEY} changes the batch size and the law holds for "
             "constant batch sizes"
         )
         raise ConfigError("goal.unit", setup.goal.unit, allowed)
-    if setup.trial_settings().resolve(trial).local.on:
-        allowed = f"{CONSTANT}, because the workers of local SGD divide each batch"
-        raise ConfigError(NAME_KEY, config.schedule, allowed)
     if setup.smoothness.interval is not None:
         allowed = (
             f"{CONSTANT}, because smoothness.interval is set and the theory predicts K at "
@@ -246,10 +242,21 @@ def _check_set_once(setup: StudySetup) -> None:
 
 
 def check_workers(setup: StudySetup, cell: Cell, params: Mapping[str, Value]) -> None:
-    """Raise ConfigError if the workers of local SGD cannot share a batch."""
-    schedule = setup.trial_settings().resolve(Trial(cell, 0, params)).local
+    """Raise ConfigError if local SGD is on and cannot be combined with the rest of a study."""
+    config = setup.trial_settings().resolve(Trial(cell, 0, params))
+    schedule = config.local
     if not schedule.on:
         return
+    if not config.batch.build().is_constant:
+        allowed = f"{CONSTANT}, because the workers of local SGD divide each batch"
+        raise ConfigError(NAME_KEY, config.batch.schedule, allowed)
+    pruning = config.pruning
+    if cell.sparsity and pruner_of(pruning.method, pruning.options).every is not None:
+        allowed = (
+            f"a method whose mask does not change, with local.workers = {schedule.workers}: each "
+            "worker has its own weights"
+        )
+        raise ConfigError("pruning.method", pruning.method, allowed)
     if setup.smoothness.interval is not None:
         allowed = "null, because the workers of local SGD train several networks"
         raise ConfigError("smoothness.interval", setup.smoothness.interval, allowed)

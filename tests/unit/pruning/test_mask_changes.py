@@ -151,6 +151,19 @@ def test_delayed_gradients_are_refused():
         tiny.fit(tiny.Plain(), callbacks=[pruning, DelayCallback(2)], max_steps=2)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"local": {"workers": 4}}, "local.workers = 4"),
+        ({"optim": {"delay": 2}}, "optim.delay = 2"),
+    ],
+)
+@pytest.mark.parametrize("lean", [True, False])
+def test_each_loop_refuses_workers_and_delayed_gradients(arguments, reason, lean):
+    result = train_one(trials()[0], WORKLOAD, LONG_GOAL, lean=lean, pruning=METHOD, **arguments)
+    assert f"a method whose mask does not change, with {reason}" in result.failure
+
+
 def test_several_optimizers_are_refused():
     class Two(tiny.Plain):
         def __init__(self):

@@ -3,12 +3,15 @@ trial gets."""
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.local_sgd import LocalSGDSchedule
-from lit_dps.core.search_space import Range
+from lit_dps.core.search_space import Choices, Range
 from lit_dps.core.trial import Cell, Series, Trial
+from lit_dps.study.preflight.check import check_configuration
 from lit_dps.study.preflight.keys import check_keys, check_workers
 from lit_dps.study.setup import StudySetup
 from tests.support.errors import refuses
@@ -23,6 +26,7 @@ DEFAULTS = {
     "outer_momentum": 0.0,
     "outer_nesterov": True,
 }
+DOUBLING = {"schedule": "doubling", "options": {"start": 0.25, "steps": 10}}
 RATES = {"model.learning_rate": Range(0.1, 1.0)}
 
 SHORT_GOAL = {"error": 0.1, "check_interval": 4, "max_steps": 60}
@@ -81,6 +85,27 @@ def test_what_does_not_fit_is_refused_before_anything_is_created(given, key, val
     if key == "study.batch_sizes":
         workers = given.get("workers", 24)
         assert f"local.workers = {workers}" in refused.value.allowed
+
+
+@pytest.mark.parametrize(
+    ("sections", "key", "value"),
+    [
+        ({"pruning": {"method": "rigl"}}, "pruning.method", "rigl"),
+        ({"batch": DOUBLING}, "batch.schedule", "doubling"),
+    ],
+)
+def test_searched_workers_are_refused_where_one_value_does_not_fit(sections, key, value):
+    """The middle of the space, and the dry run, have one worker."""
+    space = {**RATES, "local.workers": Choices([4, 1])}
+    given = setup(space=space)
+    study = dataclasses.replace(given.study, sparsities=[0.0, 0.9])
+    searched = setup_of(study, StorageConfig(), given.workload, SHORT_GOAL, **sections)
+    with refuses(key, value):
+        check_configuration(searched)
+    one_worker = dataclasses.replace(study, space=RATES)
+    check_configuration(
+        setup_of(one_worker, StorageConfig(), given.workload, SHORT_GOAL, **sections)
+    )
 
 
 def test_what_fits_is_not():
