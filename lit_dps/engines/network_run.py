@@ -98,6 +98,7 @@ class NetworkRun(ReadableRun):
         optimizer, schedule: As the module configures them.
         mask: The pruning mask; None at sparsity 0.
         changes: How the mask changes during training; None if it stays.
+        pruning: How the network was pruned; None without a mask.
         file: The checkpoint file; None if the run is not saved.
         batches: Training batches, one interval at a time: int64, shape (steps, batch). If
             they differ in size, a tensor for each.
@@ -131,6 +132,7 @@ class NetworkRun(ReadableRun):
     local: LocalSGD | None = None
     average: WeightAverage | None = None
     changes: MaskChanges | None = None
+    pruning: PruningConfig | None = None
     readings: AttemptReadings | None = None
     clipping: Clipping | None = None
     rates: Sequence[Sequence[float]] | None = None
@@ -221,6 +223,7 @@ class NetworkRun(ReadableRun):
         if not self.is_resumed:
             self._prune_and_begin(settings, stacked, scores)
         if self.mask is not None:
+            self.pruning = settings.resolve(self.attempt.study_trial).pruning
             self.attempt.kept = self.mask.kept()
             self.changes = self._mask_changes(settings)
         if stacked:

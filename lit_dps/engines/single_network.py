@@ -19,6 +19,7 @@ from lit_dps.optim.local_sgd import LocalSGD
 from lit_dps.optim.parameter_groups import parameters_of
 from lit_dps.optim.rule import at_gradient_point
 from lit_dps.optim.weight_average import showing
+from lit_dps.pruning import prunable, pruner_of
 from lit_dps.pruning.mask import multiply
 from lit_dps.pruning.mask_changes import mask_optimizer_state
 from lit_dps.training.batch_schedule_callback import scaled_rates
@@ -48,6 +49,7 @@ class SingleNetwork(NetworkRows):
         self._has_step_hooks = bool(overridden(run.module, STEP_HOOKS))
         self._moves_pruned = rule_of(run.optimizer) not in OURS or self._has_step_hooks
         self._trainable = self._find_trainable()
+        self._unmasked = self._find_unmasked()
         self._local: tuple[LocalSGD, SharedTensors] | None = None
         if run.local is not None:
             self._local = run.local, SharedTensors(run.module, run.optimizer, run.local.schedule)
@@ -82,12 +84,31 @@ class SingleNetwork(NetworkRows):
         if self._find_trainable() != self._trainable:
             name = type(self.run.module).__name__
             raise NeedsLightning(f"{name} changes which weights are trained")
+        if any(parameter.grad is not None for parameter in self._unmasked):
+            name = type(self.run.module).__name__
+            raise NeedsLightning(f"{name} trains weights that its loss did not use when pruned")
         assert loss is not None
         return loss[None]
 
-    def _find_trainable(self) -> list[bool]:
-        """Return for each parameter whether it is trained."""
-        return [parameter.requires_grad for parameter in self.run.module.parameters()]
+    def _find_trainable(self) -> list[bool | int]:
+        """Return for each parameter whether it is trained, and how many the optimizer has."""
+        trainable: list[bool | int] = [p.requires_grad for p in self.run.module.parameters()]
+        return [*trainable, len(list(parameters_of(self.run.optimizer)))]
+
+    def _find_unmasked(self) -> list[Tensor]:
+        """Return the parameters without a mask that pruning would cover; `UnmaskedWeights`."""
+        config, mask = self.run.pruning, self.run.mask
+        # A method that does not hit its count may keep a parameter dense.
+        if config is None or mask is None:
+            return []
+        if not pruner_of(config.method, config.options).hits_count:
+            return []
+        unmasked: list[Tensor] = []
+        candidates = prunable(self.run.module, config.biases, config.exclude, self.run.trained)
+        for name, parameter in candidates.items():
+            if name not in mask:
+                unmasked.append(parameter)
+        return unmasked
 
     def _update_workers(
         self, batch: tuple[Tensor, Tensor], step: int, local: LocalSGD, shared: SharedTensors

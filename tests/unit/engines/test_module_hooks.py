@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lit_dps.core.trial import Cell
+from lit_dps.core.trial import IN_NO_MASK, JOINED_AT, Cell
 from lit_dps.engines.module_hooks import CALLED_HOOKS, LIGHTNING_METHODS, does_nothing, overridden
 from lit_dps.module import ImageClassifier
 from tests.support.runs import train
@@ -198,6 +198,37 @@ class Freezing(ImageClassifier):
                 parameter.requires_grad_(parameter.ndim > 1)
 
 
+class Joining(ImageClassifier):
+    """Its loss uses another layer after some steps."""
+
+    steps = 0
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.scale = torch.nn.Linear(1, 3, bias=False)
+
+    def on_before_optimizer_step(self, optimizer):
+        self.steps += 1
+
+    def forward(self, x):
+        if self.steps < 6:
+            return super().forward(x)
+        return super().forward(x) * self.scale.weight.sum()
+
+
+class Adding(Joining):
+    """Its optimizer trains another layer after some steps."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.scale.requires_grad_(False)
+
+    def on_before_optimizer_step(self, optimizer):
+        super().on_before_optimizer_step(optimizer)
+        if self.steps == 6:
+            optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3, 3))]})
+
+
 class EachBatch(ImageClassifier):
     def on_train_batch_end(self, outputs, batch, batch_idx):
         self.last = batch_idx
@@ -220,6 +251,7 @@ class Validating(ImageClassifier):
         ("Reading", "Reading reads trainer.global_step"),
         ("ReadingLate", "ReadingLate reads trainer.current_epoch"),
         ("Freezing", "Freezing changes which weights are trained"),
+        ("Adding", "Adding changes which weights are trained"),
         ("EachBatch", "EachBatch overrides on_train_batch_end"),
         ("Keeping", "Keeping overrides on_save_checkpoint"),
         (
@@ -234,6 +266,15 @@ def test_other_hooks_are_left_to_lightning_s_loop_which_says_why(name, reason):
     assert ours == lightning
     assert [(r.engine, r.engine_reason) for r in ours] == [("lightning", reason)] * 2
     assert {r.engine for r in run(name, size=2)} == {"lightning"}
+
+
+def test_weights_that_join_the_training_are_counted():
+    """Lightning's loop counts them, so that it replaces the loop of single networks."""
+    dense, sparse = run("Joining")
+    assert dense.engine == "single" and IN_NO_MASK not in dense.flags
+    reason = "Joining trains weights that its loss did not use when pruned"
+    assert (sparse.engine, sparse.engine_reason) == ("lightning", reason)
+    assert (sparse.flags[IN_NO_MASK], sparse.flags[JOINED_AT]) == (3, 7)
 
 
 def test_every_hook_is_of_one_kind():
