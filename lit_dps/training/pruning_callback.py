@@ -22,7 +22,7 @@ from lit_dps.pruning import PRUNERS, Mask, Network, mask_flags, prunable, prune,
 from lit_dps.pruning.isometry import STEPS
 from lit_dps.pruning.mask_changes import MaskChanges, density_flags, mask_optimizer_state
 from lit_dps.pruning.network import copies_of, why_pruned_weights_return, why_unprunable
-from lit_dps.pruning.pruner import Scores
+from lit_dps.pruning.pruner import Scores, all_finite
 from lit_dps.pruning.start import Redraw, initialize_pruned
 from lit_dps.training.delay_callback import DelayCallback
 from lit_dps.training.local_sgd_callback import LocalSGDCallback
@@ -119,6 +119,8 @@ class PruningCallback(Callback):
         self._changes: MaskChanges | None = None
         # The gradients of this step, also of pruned weights, if the mask changes after it.
         self._dense_gradients: dict[str, Tensor] | None = None
+        self._has_loss = False  # whether a batch since the last step had a loss
+        self._is_dense = False  # whether pruned weights have gradients in the backward pass
         self._remove_hooks()
         self._masked = None
 
@@ -196,6 +198,7 @@ class PruningCallback(Callback):
             step, self.mask, self._masked.weights(), self._dense_gradients
         )
         self._dense_gradients = None
+        self._is_dense = False
         with torch.no_grad():
             self._masked.set(self.mask)
             mask_optimizer_state(optimizer, self._masked.parameters_with_masks())
@@ -342,16 +345,29 @@ class PruningCallback(Callback):
                 # A hook of the user may have changed gradients after they were masked. Then pruned
                 # weights are 0, but the weights at which the next gradient is taken are not.
                 mask_optimizer_state(optimizer, self._masked.parameters_with_masks())
-        if self._dense_gradients is not None:
+        if self._dense_gradients is not None and not self._overflows(trainer):
             self._change_mask(trainer.global_step + 1, optimizer)
+
+    def _overflows(self, trainer: Trainer) -> bool:
+        """Return True if the scaled gradients of this step overflow, so that it changes nothing."""
+        assert self._dense_gradients is not None
+        is_scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
+        return is_scaled and not all_finite(self._dense_gradients.values())
+
+    def on_before_backward(
+        self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
+    ) -> None:
+        self._has_loss = True
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
     ) -> None:
         if self._masked is None:
             return
-        if self._is_change_due(trainer):
+        # A step without a loss does not count (`StepCount`).
+        if self._is_change_due(trainer) and self._has_loss:
             self._dense_gradients = self._masked.dense_gradients()
+        self._has_loss = False
         self._masked.mask_gradients()
         clears_gradients = _takes_gradients_elsewhere(optimizer)
         if clears_gradients or not hasattr(optimizer, "register_step_post_hook"):
@@ -368,8 +384,14 @@ class PruningCallback(Callback):
             # Usually the weights that a validation swapped in are gone now.
             self._is_swapped = self._masked.find_replaced()
         self._masked.zero()
+        # A scaler skipped the step, so the mask stays until the next change.
+        self._dense_gradients = None
         if self._is_change_due(trainer):
             self._masked.remove_hooks()
+            self._is_dense = True
+        elif self._is_dense:
+            self._masked.find()
+            self._is_dense = False
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         if self._masked is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from lit_dps.training import DelayCallback, PruningCallback
 from tests.support import saved_study, tiny
 from tests.support.errors import refuses
 from tests.support.runs import train, train_one
+from tests.support.scaled_loss import ScaledLoss
 from tests.support.user_readings import Redraws  # noqa: F401  a method by class path
 from tests.unit.pruning.test_pruners_engines import GOAL, WORKLOAD
 
@@ -194,6 +196,41 @@ def test_gradient_clipping_sees_the_pruned_network_and_growth_the_dense_one():
     name = next(iter(mask))
     assert (seen[0][name][~mask[name]] != 0).any()
     assert max(float(g.norm()) for g in seen[0].values()) > 1e-3
+
+
+@pytest.mark.parametrize("is_scaled", [True, False])
+def test_a_step_that_does_not_happen_changes_no_mask(is_scaled):
+    """The third batch has a loss that overflows, or none; the mask changes after every third."""
+    changes = []
+    dense_steps = []
+
+    class Sees(RigL):
+        def next_mask(self, update):
+            gradients = torch.cat([g.flatten() for g in update.gradients.values()])
+            assert gradients.isfinite().all() and gradients.any()
+            changes.append(update.step)
+            return super().next_mask(update)
+
+    class Skips(tiny.Plain):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            if len(self.losses) != 3:
+                return loss
+            return loss * math.inf if is_scaled else None
+
+        def on_after_backward(self):
+            mask = pruning.mask["network.2.weight"]
+            if self.network[2].weight.grad[~mask].any():
+                dense_steps.append(len(self.losses))
+
+    pruning = PruningCallback(0.5, "random")
+    pruning.pruner = Sees(every=3)
+    arguments = {"plugins": [ScaledLoss()]} if is_scaled else {}
+    tiny.fit(Skips(), callbacks=[pruning], max_steps=9, **arguments)
+    assert changes == [6]
+    # The loss that overflows has dense gradients too. In the backward passes of other steps they
+    # are masked, so that clipping sees the pruned network.
+    assert dense_steps == ([3, 6] if is_scaled else [6])
 
 
 def test_ranks_change_their_masks_alike():
