@@ -14,7 +14,7 @@ import copy
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from io import IOBase
 from itertools import islice
 from types import CellType, FunctionType
@@ -195,6 +195,9 @@ class TrainingPass:
         `on_train_batch_start` of the copy is called first, as in training. If it returns -1,
         Lightning would skip the rest of the epoch, and the loss is None. A batch that is None is
         not trained on either.
+
+        In a precision that scales the loss, such as 16-mixed, this loss is in full precision.
+        Without the scale its small gradients would be 0 in float16.
         """
         if batch is None:
             return None
@@ -204,7 +207,12 @@ class TrainingPass:
         with self._data_tensors.unchanged():
             if module.on_train_batch_start(batch, i) == -1:
                 return None
-            with self.trainer.precision_plugin.train_step_context():
+            precision = self.trainer.precision_plugin
+            if getattr(precision, "scaler", None) is None:
+                context = precision.train_step_context()
+            else:
+                context = nullcontext()
+            with context:
                 return loss_of(module, batch, i)
 
     def _loader(self) -> Any:

@@ -7,13 +7,15 @@ from collections import OrderedDict
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lit_dps.core.errors import ConfigError
 from lit_dps.readings import NoiseScaleCallback
+from lit_dps.readings.lipschitz import mean_gradient
 from lit_dps.training import PruningCallback
-from lit_dps.training.training_pass import even_batches
+from lit_dps.training.training_pass import TrainingPass, even_batches
 from tests.support.measured import lipschitz, terms_of
 from tests.support.tiny import Plain, fit, loader
 
@@ -83,6 +85,27 @@ def test_groups_may_be_a_property_of_an_optimizer():
         fit(module(), loader(), callbacks=[pruning], max_steps=2)
         masks.append(pruning.mask.kept())
     assert masks[0] == masks[1]
+
+
+def test_small_gradients_of_a_scaled_precision_are_not_zero():
+    """In float16 gradients below 6e-8 are 0, so that 16-mixed scales the loss of a step."""
+    squares = []
+
+    class Small(Plain):
+        def training_step(self, batch, batch_idx):
+            return 1e-7 * super().training_step(batch, batch_idx)
+
+    class Square(Callback):
+        def on_train_start(self, trainer, module):
+            data_pass = TrainingPass(trainer, module, 4)
+            with data_pass.without_side_effects() as twin:
+                total = mean_gradient(list(twin.parameters()), data_pass.losses(twin))
+            squares.append(float(total.square().sum()))
+
+    half = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
+    for plugins in ([], [half]):
+        fit(Small(), callbacks=[Square()], max_steps=1, plugins=plugins)
+    assert squares[1] == squares[0] > 0
 
 
 def test_what_the_pass_moves_through_the_trainer_is_put_back():
