@@ -16,7 +16,7 @@ from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.training.batch_schedule_callback import refuse_batch_schedule
 from lit_dps.training.example_count import declared_batch_size, record_batches
-from lit_dps.training.rate_curve import MOST_STEPS, rate_curve, schedule_shape
+from lit_dps.training.rate_curve import MOST_STEPS, SAME, rate_curve, schedule_shape
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,9 @@ class ScheduleScalingCallback(Callback):
 
     Args:
         reference: B0, in examples of an optimizer step.
-        warm_up: w, the optimizer steps of the warm-up at B0; None keeps the module's warm-up.
+        warm_up: w, the optimizer steps of the warm-up at B0; None keeps the module's warm-up. They
+            are the steps before the first one at the largest rate. If step t, from 0, has the rate
+            (t + 1) / w times the largest one, w may include this step, as `warmup_steps` does.
         horizon: Optimizer steps after which the schedule ends; None keeps its length.
 
     Attributes:
@@ -183,10 +185,28 @@ class ScheduleScalingCallback(Callback):
             return
         new_warm_up = seen.shape[WARM_UP]
         if self.warm_up is not None:
-            new_warm_up = self.warm_up * self.reference / self._batch_size(trainer)
+            new_warm_up = self._new_warm_up(seen, self.warm_up, self._batch_size(trainer))
         length = seen.shape.get(SCHEDULE)
         self.clock = scaled_clock(seen.shape[WARM_UP], length, new_warm_up, self.horizon)
         self._install(trainer, 0, 0)
+
+    def _new_warm_up(self, seen: SeenSchedule, warm_up: int, batch_size: int) -> float:
+        """Return the optimizer steps before the first one at the largest rate.
+
+        Args:
+            seen: The schedule of the module.
+            warm_up: w, with or without this step.
+            batch_size: B, the examples of an optimizer step.
+        """
+        shown = seen.warm_up
+        includes_largest = math.isclose(seen.rates[0] * (shown + 1), max(seen.rates), rel_tol=SAME)
+        if includes_largest and warm_up == shown + 1:
+            warm_up = shown
+        new_warm_up = warm_up * self.reference / batch_size
+        # The module follows the batch size already.
+        if includes_largest and warm_up != shown and math.isclose(new_warm_up, shown + 1):
+            return shown
+        return new_warm_up
 
     def _batch_size(self, trainer: Trainer) -> int:
         """Return the examples of an optimizer step."""

@@ -12,6 +12,7 @@ from torch.optim import lr_scheduler
 from lit_dps.data import Digits
 from lit_dps.models import MLP
 from lit_dps.module import ImageClassifier
+from lit_dps.optim.schedule import RateSchedule
 from lit_dps.training import ScheduleScalingCallback
 from lit_dps.training.schedule_scaling import scaled_clock
 from tests.support.errors import refuses
@@ -126,6 +127,23 @@ def test_a_schedule_that_follows_the_batch_size_already_does_not_change():
     callback = ScheduleScalingCallback(4, WARM_UP)
     scaled = rates(callbacks=[callback], batch_size=8, config=by_epochs)
     assert scaled == rates(batch_size=8, config=by_epochs) and callback.clock is None
+
+
+@pytest.mark.parametrize("given", [WARM_UP - 1, WARM_UP])
+def test_the_warm_up_of_the_package_is_the_identity_at_the_reference(given):
+    """Step t has the rate (t + 1) / 8: the largest rate is that of step 7, the eighth one."""
+
+    def package(warm_up):
+        return RateSchedule("cosine", STEPS, 0.0, warm_up).scheduler
+
+    plain = rates(package(WARM_UP))
+    callback = ScheduleScalingCallback(4, given)
+    assert rates(package(WARM_UP), [callback]) == plain and plain[7] == 1 > plain[6]
+    scaled = rates(package(WARM_UP), [callback], batch_size=2)
+    assert [scaled.index(rate) for rate in plain[:8]] == [0, 2, 4, 6, 8, 10, 12, 14]
+    # A module that follows the batch size has 4 steps of warm-up at twice the batch size.
+    if given == WARM_UP:
+        assert rates(package(4), [callback], batch_size=8) == rates(package(4), batch_size=8)
 
 
 def test_a_constant_rate_has_no_clock():
