@@ -129,6 +129,7 @@ def answer(
     """
     sizes = list(map(int, batch_sizes))
     table, hours = _make_table(law, step_time, sizes, devices, costs, seed_spread)
+    table["batch_size"] = table["batch_size"].astype(int)
     # Files and JSON of earlier versions have this column too.
     table["allowed"] = True
     table["near_probability"] = 0.0
@@ -200,7 +201,7 @@ def _make_table(
             if step is None:
                 continue
             row = {
-                "batch_size": int(batch_size),
+                "batch_size": batch_size,
                 "devices": count,
                 "steps": steps.value,
                 "steps_low": steps.low,
@@ -288,8 +289,8 @@ def _interval(
         low -= 1
     while high < len(hours) - 1 and is_near[high + 1]:
         high += 1
-    smallest = float(fine["batch_size"].iloc[low])
-    largest = float(fine["batch_size"].iloc[high])
+    smallest = float(math.ceil(fine["batch_size"].iloc[low]))
+    largest = max(smallest, float(math.floor(fine["batch_size"].iloc[high])))
     below = above = ""
     if low == 0:
         below = ASKED if smallest <= min(batch_sizes) else KNOWN
@@ -339,7 +340,7 @@ def _assumptions(made: Answer, costs: Costs) -> tuple[str, ...]:
             lines.append("Steps are K, the least of several trials. One run usually needs more.")
     if "measured" in set(table["steps_known"]):
         lines.append("Without a law, the fastest row is partly the luckiest one.")
-    if isinstance(law, Law) and law.prior is not None:
+    if isinstance(law, Law) and law.prior is not None and (law.describes_k or law.beyond):
         of_prior = "^ rests" if "prior" in set(table["steps_known"]) else "K rests"
         lines.append(f"{of_prior} on the measured K and {law.prior.source}.")
     if "predicted" in set(table["step_known"]):

@@ -67,6 +67,7 @@ def run_branches(
     forks = callback.forks
     all_scaled = not forks or stored["branch_scaled"]
     callback.seconds = clock.remaining
+    callback.fork_seconds = callback.cost * step_seconds
 
     def on_fork(fork: Fork) -> None:
         # A later run of the command may find all forks and train none, so this is stored here.

@@ -187,10 +187,11 @@ class Course:
         seconds = self.remaining_seconds()
         if seconds <= 0:
             return None
+        law = self.law()
         worths = worth_of_runs(
-            self.law(),
+            law,
             self._candidates(closed),
-            question.batch_sizes,
+            question.sizes_within_budget(law),
             question.step_seconds_by_devices,
             question.step_seconds_here,
             RUNS_PER_K,
@@ -379,9 +380,10 @@ class Course:
             self.question.store.keep(untested_rate=[adjective, rate])
             return True
         print_line(f"your learning rate may be too {adjective}: run at B = {size} with {rate}")
-        self.question.store.keep(untested_rate=[])
+        self.question.store.keep(untested_rate=[adjective, rate])
         if not self._try(size, [1.0, factor], limit):
             return False
+        self.question.store.keep(untested_rate=[])
         steps = self._tried(size)[_rounded(factor)].steps
         if steps is None:
             print_line(f"  the run did not meet the goal in {limit} steps")

@@ -25,24 +25,20 @@ def observations_of_runs(
 ) -> list[Observation]:
     """Return K or a bound of K for each batch size that was run.
 
-    The noise of K is the usual spread between seeds, because a few runs do not show the noise. K at
-    the user's batch size is an upper bound if his rate is far off and no other was run there.
+    The noise of K is the usual spread between seeds, because a few runs do not show the noise.
 
     Args:
         record: The study of the runs; None before the first run.
         stored: The stored advice.
     """
     bounds = bounds_of(stored)
-    untested = None
-    if record is not None and stored.get("untested_rate"):
-        untested = record.batch_sizes[0]
     observations = []
     known = set()
     for cell in _cells_with_k(record):
         known.add(cell.cell.batch_size)
         size = float(cell.cell.batch_size)
         steps = float(cell.k_star)
-        if cell.is_at_first_check or cell.cell.batch_size == untested:
+        if cell.is_at_first_check:
             observations.append(Observation(size, steps, bound=AT_MOST))
         else:
             resolution = float(cell.check_cost)

@@ -113,19 +113,15 @@ class Question:
             return self.plan.batch_sizes(accumulated, most * accumulated)
         return [accumulated * 2**i for i in range(int(math.log2(most)) + 1)]
 
-    def sizes_beyond_budget(self, law: Law | Branched) -> list[int]:
-        """Return the batch sizes that have no answer, because the schedule does not last for K.
+    def sizes_within_budget(self, law: Law | Branched) -> list[int]:
+        """Return the batch sizes to answer for: without smaller ones whose K exceeds max_steps.
 
-        They are smaller than the user's, and K exceeds goal.max_steps.
+        Smaller ones are those below the user's. Their runs would end before the goal.
         """
-        if self.plan is None or self.decay is None:
-            return []
-        beyond = []
-        for row in law.predict(self.batch_sizes).to_dict("records"):
-            is_smaller = row["batch_size"] < self.plan.batch_size
-            if is_smaller and row["steps"] > self.setup.built_goal.max_steps:
-                beyond.append(int(row["batch_size"]))
-        return beyond
+        steps = dict(law.predict(self.batch_sizes)[["batch_size", "steps"]].to_numpy())
+        own = user_batch_size(self.setup.workload)
+        most = self.setup.built_goal.max_steps
+        return [b for b in self.batch_sizes if b >= own or not steps.get(b, 0) > most]
 
     @property
     def largest(self) -> int:
@@ -209,14 +205,11 @@ def conclude(question: Question) -> Answer:
         law = branch_law(stored, question.setup)
         if law is None:
             return answer(law_with_prior([]), *asked)
+        # Branches store how they were trained. `question.adaptive` is also None if a callback of
+        # the user scales, or if the optimizer could not be read.
+        adaptive = stored.get("branch_adaptive", question.adaptive is not None)
         key = rate_key(setup)
-        rate = None
-        if key:
-            # Branches store how they were trained. `question.adaptive` is also None if weight
-            # decay is searched, or if the optimizer could not be read.
-            adaptive = stored.get("branch_adaptive", question.adaptive is not None)
-            rate = law.rate(key, setup.study.space[key].at(0.5), adaptive)
-        return answer(law, *asked, rate)
+        return answer(law, *asked, law.rate(key, setup.study.space[key].at(0.5), adaptive))
     record = question.probes.record()
     pilot = PilotRun.of_stored(stored)
     law = law_with_prior(
@@ -225,6 +218,5 @@ def conclude(question: Question) -> Answer:
         question.plan.is_adaptive,
     )
     rate = RuledRate.of(question.plan, best_rates_of_runs(record, question.plan), law.reach)
-    beyond = question.sizes_beyond_budget(law)
-    sizes = [size for size in question.batch_sizes if size not in beyond]
+    sizes = question.sizes_within_budget(law)
     return answer(law, question.step_time, sizes, options.devices, costs, rate, SEED_SPREAD)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -96,8 +95,6 @@ def _config(
         # Full validations are predicted, and `fit` shows what they measure.
         if value is not None and key != "early_reject":
             goal[key] = value
-    # A smaller batch may need more steps than the user's run was allowed.
-    goal["max_steps"] = max(goal["max_steps"], math.ceil(best["steps_high"]))
     config: dict[str, Any] = {
         "model": workload.model,
         "data": workload.data,

@@ -119,7 +119,7 @@ def _advice(report: _Report, text: str) -> Advice:
         goal=str(question.setup.built_goal),
         law=result.law,
         answer=result,
-        steps=result.law.predict(question.batch_sizes),
+        steps=result.law.predict(question.sizes_within_budget(result.law)),
         best_rates=rates,
         next_run=with_rate(result.next_run, rates),
         notes=tuple(_notes(report)),
@@ -247,18 +247,16 @@ def _notes(report: _Report) -> Iterator[str]:
                 f"K was not measured above B = {question.largest}, the largest batch size that is "
                 f"known to fit on {here} here."
             )
-    left_out = ", ".join(map(str, question.sizes_beyond_budget(report.result.law)))
+    within = question.sizes_within_budget(report.result.law)
+    left_out = [str(size) for size in question.batch_sizes if size not in within]
     if left_out:
-        yield (
-            f"B = {left_out} is left out, because K exceeds goal.max_steps, and the decay of the "
-            "learning rate ends before."
-        )
+        yield f"B = {', '.join(left_out)} is left out, because K exceeds goal.max_steps."
     untested = stored.get("untested_rate")
     if untested:
         yield (
             f"Your learning rate may be too {untested[0]}, by the best rates at larger batch "
-            f"sizes. No time was left to run your batch size with {untested[1]}, so K of your run "
-            "is an upper bound."
+            f"sizes. No time was left to run your batch size with {untested[1]}, so the steps at "
+            "your batch size and below may be too many."
         )
     unknown = ", ".join(map(str, question.devices_without_times))
     if unknown:

@@ -387,13 +387,16 @@ def _measure(session: _Session) -> Question:
 
 def _step_times(session: _Session) -> StepTimes:
     setup, clock = session.probe_study.setup, session.clock
-    place = f"{hardware()}, {'GPU' if setup.on_gpu else 'CPU'}, {setup.ranks} ranks"
+    place = f"{hardware()}, {'GPU' if setup.on_gpu else 'CPU'}, devices: {setup.ranks}"
     if "timed" in session.stored:
         # Advice of earlier versions does not know where it timed steps.
         timed_on = session.stored.get("timed_on", place)
         if timed_on == place:
             return StepTimes.from_stored(session.stored)
         print_line(f"the stored step times are of {timed_on}; this is {place}")
+        if "pilot" in session.stored:
+            # Its validations took another time there.
+            session.store.keep(pilot={**session.stored["pilot"], "check_seconds": None})
     if session.probe_study.plan is not None:
         # The answer is of `fit`, which trains in Lightning's loop.
         study = dataclasses.replace(setup.study, engine=LIGHTNING)

@@ -173,14 +173,15 @@ class BranchCallback(Callback):
         stretches: Steps of the branch of the largest batch size; the other branches make more.
         repetitions: Draws of examples, at least 2.
         tolerance: eps, in units of the loss; None as above.
-        seconds: Seconds for all forks and the run between them. A further fork does not begin if
-            it would end later, by the time of the longest fork so far.
+        seconds: Seconds of the run in which forks have to end. A fork does not begin if it would
+            end later, by the longest fork so far, or by `fork_seconds`.
 
     Attributes:
         forks: A `Fork` for each step that was reached.
         adaptive: Whether the branches' rates grow with sqrt(k), once the fit has begun.
         scaling: The callback that scales the branches; None without one, and before the fit.
         on_fork: Called with each new fork.
+        fork_seconds: The expected seconds of a fork.
 
     Raises:
         ConfigError: for values out of their range; in a fit for a batch schedule, manual
@@ -220,8 +221,8 @@ class BranchCallback(Callback):
         self.adaptive = False
         self.scaling: AdamScalingCallback | None = None
         self.on_fork: Callable[[Fork], None] = lambda fork: None
-        self._began: float | None = None
-        self._longest = 0.0
+        self._began = math.nan
+        self.fork_seconds = 0.0
 
     @property
     def window(self) -> int:
@@ -250,6 +251,7 @@ class BranchCallback(Callback):
         if ranks.world() > 1:
             allowed = "one rank, because one device trains the branches"
             raise ConfigError("BranchCallback", ranks.world(), allowed)
+        self._began = time.monotonic()
         self._pass = TrainingPass(trainer, pl_module, 1)
         self.adaptive = is_adaptive(trainer.optimizers)
         self.scaling = None
@@ -263,10 +265,8 @@ class BranchCallback(Callback):
         step = trainer.global_step
         if step not in self.at or any(fork.step == step for fork in self.forks):
             return
-        if self._began is None:
-            self._began = time.monotonic()
         begin = time.monotonic()
-        if begin - self._began + self._longest > self.seconds:
+        if begin - self._began + self.fork_seconds > self.seconds:
             return
         batch_size = full_batch_size(trainer, batch) * trainer.accumulate_grad_batches
         rows = []
@@ -280,7 +280,7 @@ class BranchCallback(Callback):
         margins = margins_of(losses)
         fork = Fork(step, batch_size, self.factors, mean_losses, margins, tolerance)
         self.forks.append(fork)
-        self._longest = max(self._longest, time.monotonic() - begin)
+        self.fork_seconds = max(self.fork_seconds, time.monotonic() - begin)
         low, high = fork.critical
         logged = {"branch/critical": float(low)}
         if math.isfinite(high):

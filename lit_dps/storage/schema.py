@@ -284,7 +284,7 @@ ADVICE_ATTRS = {
         list,
         "small or large, as the user's rate may be, and the rate that was not run at B0 for lack "
         "of time.",
-        absent="before 2026-12-01; if there was none",
+        absent="before 2026-12-01, and if there was none; empty once it was run",
     ),
     "raced": Stored(list, "Batch sizes at which all runs have ended."),
     "bounds": Stored(list, "Batch sizes at which no run met the goal, and the steps until then."),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from lit_dps.advice import pilot_course
@@ -20,15 +21,13 @@ from lit_dps.advice.pilot_course import (
     ask_by_pilot,
     max_trainings,
 )
-from lit_dps.advice.pilot_evidence import PilotRun, observations_of_runs, results_at
+from lit_dps.advice.pilot_evidence import PilotRun, results_at
 from lit_dps.advice.pilot_plan import MET, MISSED, Outcome, PilotPlan, next_factor
 from lit_dps.advice.question import Question
 from lit_dps.advice.step_probe import SPENT, StepTimes
 from lit_dps.advice.step_time import Timed
-from lit_dps.analysis.observations import AT_MOST
 from lit_dps.core.trial import Status
 from lit_dps.parallel.process import StopRequest
-from tests.unit.advice.test_pilot_evidence import record_of, result
 from tests.unit.advice.test_probe_study import probes_of
 from tests.unit.advice.test_question import FakeProbes
 from tests.unit.advice.test_step_probe import Net, setup
@@ -216,7 +215,10 @@ def test_a_run_is_at_most_eight_times_the_batch_size_of_all_runs_so_far(monkeypa
     )
     question = question_with(FakeStore(), 1e-12)
     law = SimpleNamespace(
-        samples=lambda sizes: np.ones((4, len(sizes))), reach=(4, 4), range=(4, 4)
+        samples=lambda sizes: np.ones((4, len(sizes))),
+        predict=lambda sizes: pd.DataFrame({"batch_size": sizes, "steps": 1.0}),
+        reach=(4, 4),
+        range=(4, 4),
     )
     run = PilotRun(**pilot_fields())
     course = _WithLaw(question, PLAN, clock(), StopRequest(), run, law)
@@ -265,25 +267,22 @@ def test_a_run_at_the_users_batch_size_that_the_budget_ends_is_continued(capsys)
     course = scripted(store, steps | {(4, 4.0): 0})
     course.run_at(16)
     assert course.runs[-1] == (4, 4.0) and "raced" not in store.values
+    assert store.values["untested_rate"][0] == "small"
     assert "did not meet the goal" not in capsys.readouterr().err
     again = scripted(store, {(4, 4.0): 50})
     again.resume()
     assert again.runs == [(4, 4.0)] and store.values["raced"] == [16]
+    assert store.values["untested_rate"] == []
     assert "50 steps instead of 100" in capsys.readouterr().err
 
 
-def test_without_time_for_the_users_batch_size_its_k_is_an_upper_bound(capsys):
+def test_without_time_for_the_users_batch_size_the_rate_is_named():
     """Two trainings of 100 steps take 2 s. The runs at B = 16 leave less than half of one."""
     store = FakeStore(tried=[[16, 2.0, MET, 40], [16, 4.0, MET, 30], [16, 8.0, MET, 30]])
     course = scripted(store, {})
     object.__setattr__(course, "affordable_steps", lambda batch_size: 49.0)
     assert course._rerun_user_size(4.0) and not course.runs
     assert store.values["untested_rate"] == ["small", "model.lr = 0.40"]
-    record = record_of(result(32, 0, 0.1, 200), result(128, 0, 0.4, 90))
-    (first, second) = observations_of_runs(record, store.values)
-    assert (first.k, first.bound) == (200, AT_MOST) and second.bound == 0
-    (first, _) = observations_of_runs(record, {**store.values, "untested_rate": []})
-    assert first.bound == 0
 
 
 def test_another_rate_waits_for_a_larger_budget(capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 
 from lit_dps.advice.options import Clock, Options
@@ -61,7 +62,8 @@ def test_steps_are_timed_again_on_another_device(tmp_path, capsys, monkeypatch, 
     monkeypatch.setattr("lit_dps.advice.run.hardware", lambda: "here")
     store = AdviceStore(f"sqlite:///{tmp_path}/study.db", "s")
     stored = StepTimes(TIMED, check=0.05, largest=8, reason=SPENT)
-    store.keep(**stored.to_stored(), timed_on=f"{device}, CPU, 1 ranks")
+    pilot = {"check_seconds": 30.0}
+    store.keep(**stored.to_stored(), timed_on=f"{device}, CPU, devices: 1", pilot=pilot)
     session = SimpleNamespace(
         probe_study=SimpleNamespace(setup=setup(), plan=None),
         stored=store.read(),
@@ -71,7 +73,9 @@ def test_steps_are_timed_again_on_another_device(tmp_path, capsys, monkeypatch, 
     )
     times = _step_times(session)
     assert (times.timed == TIMED) is (device == "here")
-    assert store.read()["timed_on"] == "here, CPU, 1 ranks"
+    assert store.read()["timed_on"] == "here, CPU, devices: 1"
+    is_same = store.read()["pilot"]["check_seconds"] == 30.0
+    assert is_same is (device == "here"), "a validation takes another time there"
     assert ("another machine, CPU" in capsys.readouterr().err) is (device != "here")
 
 
@@ -118,3 +122,16 @@ def test_a_step_of_a_user_who_accumulates_has_all_his_parts(reason, of_64):
 def test_a_training_takes_its_steps_and_checks():
     # 4 steps at B = 4, each 14 ms and a check of 50 ms
     assert question_of(FULL).training_seconds == pytest.approx(4 * (0.014 + 0.05), rel=1e-2)
+
+
+def test_a_smaller_batch_whose_run_would_end_before_the_goal_has_no_answer():
+    """goal.max_steps is 4. Your batch size is 4."""
+    steps = {1: 7.0, 2: 4.0, 4: 9.0, 8: 1.75}
+    law = SimpleNamespace(
+        predict=lambda sizes: pd.DataFrame(
+            {"batch_size": sizes, "steps": [steps[b] for b in sizes]}
+        )
+    )
+    question = question_of(FULL)
+    assert question.batch_sizes == [1, 2, 4, 8]
+    assert question.sizes_within_budget(law) == [2, 4, 8], "your own size always has an answer"
