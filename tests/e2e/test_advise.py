@@ -68,7 +68,7 @@ def test_branches_give_a_configuration_with_times_without_a_probe(tmp_path):
             100,
         )
         assert done.returncode in (0, 3), done.stderr
-        if "the run met its goal" in done.stderr:
+        if "the run met the goal" in done.stderr:
             break
     assert re.search(r"(Batches up to|No batch above) \d+ .*lose nothing at step 50", done.stdout)
     assert "Forks cost more than a probe" in in_one_line(done.stderr)
