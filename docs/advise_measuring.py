@@ -72,8 +72,9 @@ def measured(workload: Workload) -> dict[str, Any]:
         raise RuntimeError(process.stderr[-3000:])
     advice = json.loads(process.stdout.splitlines()[-1])
     (announced,) = ANNOUNCED.findall(process.stderr)
+    step_seconds = advice.pop("step_seconds")
     for row in exhaustive:
-        row["step_seconds"] = advice["step_seconds"][str(row["batch_size"])]
+        row["step_seconds"] = step_seconds[str(row["batch_size"])]
     return {
         **advice,
         "seconds": advice["ended"] - began,
@@ -106,6 +107,8 @@ def exhaustive_rows(study: str) -> list[dict[str, Any]]:
             "k_star": float(answer["k_star"]),
             "median": _finite(row["median"]),
             "least": _finite(row["least"]),
+            "lower": _finite(row["lower"]),
+            "upper": _finite(row["upper"]),
             "most": _finite(row["most"]),
             "runs": int(row["repeats"]),
             "by_law": float(answer["steps"]),
@@ -131,6 +134,7 @@ def ask(name: str, folder: str, sizes: list[int]) -> None:
         sizes: Batch sizes of the exhaustive study.
     """
     import lit_dps
+    from lit_dps.advice.pilot_evidence import results_at
     from lit_dps.cli.advise import give_advice
     from lit_dps.cli.command_line import CommandLine
     from lit_dps.cli.json_output import stdout_on_stderr
@@ -155,27 +159,45 @@ def ask(name: str, folder: str, sizes: list[int]) -> None:
     fits = []
     if document["recommendation"] is not None:
         fits = [fit_outcome(advice.name, folder, seed) for seed in SEEDS]
+    step_seconds, check_seconds = timed_steps(config, sizes)
+    (pilot,) = results_at(record, record.batch_sizes[0])[:1]
     answer = {
         "study": advice.name,
         "ended": ended,
         "fit": fits,
         "code": code,
         "pilot": {key: stored["pilot"][key] for key in ("steps", "steps_run", "seconds")},
+        "training_seconds": seconds_of_training(pilot, check_seconds),
         "pilot_size": record.batch_sizes[0],
         "runs": runs,
         "predicted": predictions(advice.law, sizes),
         "recommendation": document["recommendation"],
         "measured": document["measured"],
         "waited": stored["waited"],
-        "step_seconds": seconds_of_steps(config, sizes),
+        "step_seconds": step_seconds,
     }
     print(json.dumps(answer))
 
 
-def seconds_of_steps(config: str, sizes: list[int]) -> dict[int, float]:
-    """Return the seconds of a step with its share of a check, by batch size, as `fit` trains.
+def seconds_of_training(pilot: Any, check_seconds: float) -> float:
+    """Return the seconds that the user's run takes in `fit`, which validates fully.
 
-    The time for which the process waits for a CPU is left out.
+    The time of the readings along the run is left out.
+
+    Args:
+        pilot: The result of the user's run.
+        check_seconds: Of a full validation, for a run whose validations stopped early.
+    """
+    timed = pilot.timed
+    if 0 in pilot.curve.get("exact", []):
+        return timed["training"] + timed["checks"] * check_seconds
+    return timed["training"] + timed["checking"]
+
+
+def timed_steps(config: str, sizes: list[int]) -> tuple[dict[int, float], float]:
+    """Return seconds of a step with its share of a check by batch size, and seconds of a check.
+
+    They are those of `fit`. The time for which the process waits for a CPU is left out.
 
     Args:
         config: The file of the configuration.
@@ -204,7 +226,7 @@ def seconds_of_steps(config: str, sizes: list[int]) -> dict[int, float]:
         steps[size] = times.step - times.step_waited
         checks.append(times.check - times.check_waited)
     check = statistics.median(checks)
-    return {size: step + check / interval for size, step in steps.items()}
+    return {size: step + check / interval for size, step in steps.items()}, check
 
 
 def predictions(law: Any, sizes: list[int]) -> list[list[float]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,7 @@ def calibration():
     sys.path.insert(0, str(ROOT / "docs"))
     try:
         import advise_calibration
+        import advise_measuring  # noqa: F401  (a test imports from it)
     finally:
         sys.path.remove(str(ROOT / "docs"))
     return advise_calibration
@@ -31,6 +33,7 @@ def result(recommended: int = 64):
         "pilot_size": 32,
         "pilot": {"steps": 100, "steps_run": 100, "seconds": 2.0},
         "runs": [[32, 100, 2.0], [64, 60, 1.5], [64, 60, 0.5]],
+        "training_seconds": 1.6,
         "announced": 3.0,
         "exhaustive": rows,
         "predicted": [[32, 90.0, 100.0, 110.0], [64, 61.0, 66.0, 70.0], [512, 1.0, 2.0, 3.0]],
@@ -90,9 +93,26 @@ def test_the_page_says_whether_other_programs_ran(calibration):
 
 
 def test_the_cost_is_in_trainings(calibration):
-    # 100 steps of 10 ms, and 120 of 12 ms.
-    assert calibration.cost_in_trainings(result()) == pytest.approx(2.44)
-    assert calibration.clocked_cost(result()) == 2.0
+    assert calibration.cost_in_trainings(result()) == 4.0 / 1.6
+
+
+def test_a_training_has_full_validations_and_no_readings(calibration):
+    from advise_measuring import seconds_of_training
+
+    timed = {"steps": 40, "training": 3.0, "checking": 0.5, "checks": 4}
+    whole = SimpleNamespace(timed=timed, curve={"exact": [1, 1, 1, 1]})
+    assert seconds_of_training(whole, 0.4) == 3.5
+    early = SimpleNamespace(timed=timed, curve={"exact": [0, 0, 1, 1]})
+    assert seconds_of_training(early, 0.4) == pytest.approx(4.6)
+
+
+def test_the_scatter_of_a_median_is_that_of_its_seeds(calibration):
+    """The logarithms of 16 normal seeds have a standard deviation of 0.2."""
+    half = 0.2 * 0.6745
+    rows = [{"lower": math.exp(-half), "upper": math.exp(half), "runs": 16}]
+    rows.append({"lower": 1.0, "upper": None, "runs": 16})
+    found = calibration.median_scatter({"a": {"exhaustive": rows}})
+    assert found == pytest.approx(0.2 * 1.253 / 4, rel=1e-3)
 
 
 @pytest.mark.parametrize(
