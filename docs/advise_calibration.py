@@ -330,9 +330,17 @@ def _summary(results: dict[str, Any]) -> list[str]:
         "some noisy times is too small. Both make the",
         "figures worse than the advice is. Steps are multiples of the check interval: where K is "
         "three checks, one check changes the time by a third.",
+        f"The median log error is {_median_error(near, 0, 1):+.2f} up to B0 and "
+        f"{_median_error(near, 1, FAR):+.2f} above it: K at B0 has your rate, and K of a run above "
+        "is the least of several.",
         "",
     ]
     return lines
+
+
+def _median_error(rows: list[Comparison], above: float, most: float) -> float:
+    """Return the median log error at batch sizes in a range (above, most] over B0."""
+    return statistics.median(each.log_error for each in rows if above < each.ratio <= most)
 
 
 def median_scatter(results: dict[str, Any]) -> float:
