@@ -282,6 +282,7 @@ def studies_by_verdict(
 def claims_frame(judgements: Sequence[Judgement]) -> pd.DataFrame:
     """Return one row for each claim, study and series: the number, its interval and the range.
 
+    `can_refute` is False if the study does not reach the batch sizes that the claim is about.
     `verdict` is of the series, `verdict_of_study` of all series together. `place` is that of the
     study in `Claim.judged_on`; the least one carries the verdict.
     """
@@ -294,9 +295,11 @@ def claims_frame(judgements: Sequence[Judgement]) -> pd.DataFrame:
                 row["value"] = measurement.number.value
                 row["low"], row["high"] = measurement.number.interval
             row["above"], row["at_most"] = claim.range
+            row["can_refute"] = measurement.can_refute
             row["verdict"] = verdict_of(measurement, claim.range).short
             row["verdict_of_study"] = judgement.verdict.short
             row["place"] = claim.place(judgement.where)
             rows.append(row)
-    columns = ["claim", "study", "series", "value", "low", "high", "above", "at_most", "verdict"]
-    return pd.DataFrame(rows, columns=[*columns, "verdict_of_study", "place"])
+    columns = ["claim", "study", "series", "value", "low", "high", "above", "at_most"]
+    columns += ["can_refute", "verdict", "verdict_of_study", "place"]
+    return pd.DataFrame(rows, columns=columns)

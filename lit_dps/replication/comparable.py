@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 from lit_dps import Series, StudyRecord
 from lit_dps.analysis import Analysis
+from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.paper_protocol import workload
+from lit_dps.core.trial_config import BatchConfig, OptimConfig, PruningConfig
 from lit_dps.replication.estimates import DENSE
 from lit_dps.replication.rules import Measurement, Measurements
 
 OPTIMIZER = "model.init_args.optimizer"
-# Keys that define the training: data, model, pruning and schedules.
-_TRAINING_KEYS = (
-    *("data.class_path", "model.class_path", "data.init_args", "model.init_args"),
-    *("pruning", "optim", "local", "batch"),
-)
+_MODEL_AND_DATA = ("data.class_path", "model.class_path", "data.init_args", "model.init_args")
+# Further sections that define the training, with the defaults of their keys.
+_SECTIONS = {
+    "pruning": PruningConfig(),
+    "optim": OptimConfig(),
+    "local": LocalSGDSchedule(),
+    "batch": BatchConfig(),
+}
+# Arguments of the trainer that define the training, with their defaults.
+_TRAINER = {
+    "accumulate_grad_batches": 1,
+    "callbacks": None,
+    "gradient_clip_algorithm": None,
+    "gradient_clip_val": None,
+    "precision": None,
+}
 # Last parts of keys that may differ between two studies that trained the same way. The searched
 # keys may differ too.
 _MAY_DIFFER = ("batch_size", "root", "sparsity", "optimizer", "learning_rate", "momentum")
@@ -63,8 +77,8 @@ def have_same_goal(record: StudyRecord, other: StudyRecord) -> bool:
 def trained_the_same(record: StudyRecord, other: StudyRecord) -> bool:
     """Return True if two studies trained the same way, except for update rule and goal.
 
-    Only keys of both configurations are compared. Configurations of earlier versions lack newer
-    keys, which have their defaults.
+    Keys that a configuration of an earlier version lacks have their defaults. The arguments of
+    model and data have no known defaults, so only those of both configurations are compared.
     """
     values = _training_settings(record)
     other_values = _training_settings(other)
@@ -74,9 +88,15 @@ def trained_the_same(record: StudyRecord, other: StudyRecord) -> bool:
 def _training_settings(record: StudyRecord) -> dict[str, object]:
     """Return the settings that define the training, by key."""
     values = {}
-    for key in _TRAINING_KEYS:
+    for key in _MODEL_AND_DATA:
         values |= _leaves(record.setting(key), key)
     values.setdefault("model.init_args.schedule", "constant")
+    for name, defaults in _SECTIONS.items():
+        section: Any = record.setting(name) or {}
+        values |= _leaves({**asdict(defaults), **section}, name)
+    for name, default in _TRAINER.items():
+        value = record.setting(f"trainer.{name}")
+        values[f"trainer.{name}"] = default if value is None else value
     excluded = {*_MAY_DIFFER, *map(_last_name, record.space)}
     return {key: value for key, value in values.items() if _last_name(key) not in excluded}
 

@@ -8,7 +8,9 @@ uncertainty. `Analysis.search_noise` adds it to the medians.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +25,7 @@ from lit_dps.analysis import (
     Law,
     estimate,
 )
+from lit_dps.analysis.intervals import resampling_rng
 
 DENSE = 0.0
 SPARSE = 0.9  # the sparsity that the paper compares with dense networks
@@ -101,12 +104,20 @@ def laws_of(study: Analysis, *series: Series) -> list[Law]:
     return [laws[each] for each in series]
 
 
-def k_star_draws(study: Analysis, law: Law, cell: Cell) -> Draws:
+def k_star_draws(study: Analysis, law: Law, cell: Cell, shares_search: bool = False) -> Draws:
     """Return draws of K* of a cell, or of its median over seeds if the law uses medians.
 
     If every trial of the cell missed the goal, the draws are lower limits. If K* is an upper bound,
     they are upper limits. The limits are 0 and infinity if the law has no K* of the cell, or if the
     cell has fewer than `MIN_SAMPLES` trials.
+
+    Args:
+        study: The study.
+        law: The law of the cell's series.
+        cell: The cell.
+        shares_search: Whether the noise of the search is the same in all cells of the series with
+            one best point. Otherwise it is independent. The truth is in between: all batch sizes
+            are searched at the same points, but a point is not equally good at each.
     """
     unlimited = np.full(REPLICATES, np.inf)
     observation = law.observation(cell.batch_size)
@@ -118,8 +129,29 @@ def k_star_draws(study: Analysis, law: Law, cell: Cell) -> Draws:
         return Draws(np.full(REPLICATES, observation.k), unlimited)
     if observation.bound:
         return Draws(np.zeros(REPLICATES), np.full(REPLICATES, observation.k))
-    drawn = observation.draws(REPLICATES, study.name_of(cell.series))
+    name = study.name_of(cell.series)
+    best = study.by_cell[cell].best
+    if not shares_search or best is None:
+        drawn = observation.draws(REPLICATES, name)
+        return Draws(drawn, drawn)
+    of_search = min(study.search_noise, observation.noise)
+    of_cell = math.sqrt(observation.noise**2 - of_search**2)
+    drawn = replace(observation, noise=of_cell).draws(REPLICATES, name)
+    random = resampling_rng(best.trial.point, f"{name} | search")
+    drawn = drawn * np.exp(of_search * random.standard_normal(REPLICATES))
     return Draws(drawn, drawn)
+
+
+def widest(estimate: Callable[[bool], Estimate]) -> Estimate:
+    """Return an estimate over several batch sizes, with the wider limits of two.
+
+    Args:
+        estimate: Returns the estimate for an argument `shares_search` of `k_star_draws`.
+    """
+    independent, shared = estimate(False), estimate(True)
+    low = min(independent.interval.low, shared.interval.low)
+    high = max(independent.interval.high, shared.interval.high)
+    return Estimate(independent.value, Interval(low, high))
 
 
 def log_ratio(over: Draws, under: Draws) -> Draws:

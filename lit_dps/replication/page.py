@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from lit_dps import TrialResult
@@ -15,6 +16,7 @@ from lit_dps.analysis import DEFINITIONS, noise_of_search
 from lit_dps.core.paper_protocol import BATCH_SIZES, TRIALS
 from lit_dps.replication.claims import Claim, Judgement
 from lit_dps.replication.comparable import is_search, workload_and_goal
+from lit_dps.replication.estimates import is_misfit
 from lit_dps.replication.incomplete_cells import incomplete_cells
 from lit_dps.replication.parts import Image, Machine, Part, escaped, judge_parts, scale_of, table
 from lit_dps.replication.rules import Verdict
@@ -26,9 +28,11 @@ _ABOUT = (
 )
 _RULES = """\
 A claim gives a number and its range (`lit_dps/replication/claims.yaml`). The claim is seen if the
-whole 95 % interval of the number, in brackets, is in the range. It is not seen if the whole
-interval is outside. Otherwise it is undecided. One study carries the verdict. The column also names
-other studies that decide the claim. Ranges marked \\* were chosen after trials had run. The other
+whole 95 % interval of the number, in brackets, is in the range, at each sparsity. It is not seen if
+the whole interval is outside at one sparsity. Otherwise it is undecided. A claim on small or large
+batches is also undecided if the study does not reach such batches (`can_refute` in claims.csv). One
+study carries the verdict. The column also names other studies that decide the claim; some of these
+share trials. Ranges marked \\* were chosen after trials had run. The other
 ranges were fixed before the first trial at the paper's scale. The other rules, the numbers of
 seeds, and which study carries a verdict, were settled while studies ran. Medians are over {seeds}
 of the best points. Their intervals include the noise of the search: with {points} samples of
@@ -50,7 +54,7 @@ intervals. If the fitted value is far above the measured value, the curve bends 
 formula can show."""
 _MARKS = {
     ">": " `>`: only a lower bound is known.",
-    "*": " `*`: critical.csv of the study has a note.",
+    "*": " `*`: the law misses K\\* by more than 20 %, or critical.csv of the study has a note.",
 }
 _ANSWERS = {
     Verdict.SEEN: "Yes,",
@@ -78,7 +82,9 @@ CLAIMS_CSV = "claims.csv"
 CELLS_CSV = "cells.csv"
 _UNEXPLAINED = "We have no explanation."
 _CRITICAL_DEFINITIONS = ("linear_20", "overhead", "law")
+_OF_LAW = ("overhead", "law")
 _SUCCESS_REGION = "metaparameters"  # the figure that a raced study cannot show
+_CURVE = "scaling"  # the figure of K* against B
 
 
 class PaperFigure(NamedTuple):
@@ -90,7 +96,7 @@ class PaperFigure(NamedTuple):
 
 # By the figure of ours that repeats it.
 FIGURES = {
-    "scaling": PaperFigure(
+    _CURVE: PaperFigure(
         "Figure 1",
         "K\\* falls in proportion to 1/B, bends and goes flat, at every sparsity; sparser networks "
         "need more steps.",
@@ -167,11 +173,16 @@ def headlines(judgements: Iterable[Judgement], parts: Sequence[Part]) -> dict[Cl
 
 
 def _rank(judgement: Judgement, parts: Sequence[Part]) -> tuple:
-    """Return the rank of a judgement. The highest rank carries the verdict of its claim."""
+    """Return the rank of a judgement. The highest rank carries the verdict of its claim.
+
+    Of two judgements on studies of one scale, such as a study alone and in a pair, the one that
+    decides comes first.
+    """
     place = judgement.claim.place(judgement.where)
     if not judgement.studies or place is None:
-        return -math.inf, scale_of(judgement, parts)
-    return -place, scale_of(judgement, parts)
+        place = math.inf
+    is_decided = judgement.verdict is not Verdict.UNDECIDABLE
+    return -place, scale_of(judgement, parts), is_decided
 
 
 def _short_section(chosen: Mapping[Claim, Judgement], parts: Sequence[Part]) -> str:
@@ -352,25 +363,51 @@ def _figure_sections(
     """Return a section for each figure of the paper that a study or a comparison repeats."""
     sections = []
     for name, figure in FIGURES.items():
-        image = _widest_image(name, parts, comparisons)
-        if image is None:
-            continue
         ours = []
+        judged = []
         for number, (claim, judgement) in enumerate(chosen.items(), start=1):
             if claim.figure == name:
                 verdict = judgement.verdict.short
                 ours.append(f"{escaped(claim.claim)} (claim {number}): {verdict}")
+                judged += judgement.studies
+        shown = _shown_image(name, parts, comparisons, judged)
+        if shown is None:
+            continue
+        image, study = shown
         sections.append(
             f"## {figure.number}\n\nThe paper: {figure.shows}\n\nOurs: {'; '.join(ours)}.\n\n"
-            f"![{image.caption}]({image.path})\n"
+            f"![{image.caption}]({image.path})\n\n{_shown_studies(study)}\n"
         )
     return sections
 
 
-def _widest_image(
-    name: str, parts: Sequence[Part], comparisons: Mapping[str, Sequence[Image]]
-) -> Image | None:
-    """Return a figure of the widest study that has it, or of the widest studies compared."""
+def _shown_studies(study: str | None) -> str:
+    """Return which studies a figure shows, as a sentence; without a study it is a comparison."""
+    if study is None:
+        return (
+            "The figure compares the widest study of each update rule. A study with repeats has "
+            "medians too."
+        )
+    return f"The figure shows `{study}`."
+
+
+def _shown_image(
+    name: str,
+    parts: Sequence[Part],
+    comparisons: Mapping[str, Sequence[Image]],
+    judged: Sequence[str],
+) -> tuple[Image, str | None] | None:
+    """Return a figure with its study, or with None for a comparison; None if there is none.
+
+    It is a figure of the study on which most of its claims were judged, else of the widest study. A
+    curve is of the widest study, which has the most batch sizes.
+
+    Args:
+        name: The name of the figure.
+        parts: The studies.
+        comparisons: Figures of several studies, by what they share.
+        judged: The studies on which its claims were judged.
+    """
 
     def rank(part: Part) -> tuple:
         record = part.study.record
@@ -378,16 +415,18 @@ def _widest_image(
         # The race stops trials that would have succeeded.
         shows_region = name == _SUCCESS_REGION and record.race_factor is None
         width = part.width
-        return is_complete, width.at_papers_goal, shows_region, width.cells, width.trials
+        carried = 0 if name == _CURVE else judged.count(part.name)
+        return is_complete, width.at_papers_goal, shows_region, carried, width.cells, width.trials
 
-    images = []
-    compared = []
-    for part in sorted(parts, key=rank, reverse=True):
-        images += part.images
-        compared += comparisons.get(workload_and_goal(part.study.record), ())
-    for image in images + compared:
-        if image.name == name:
-            return image
+    ranked = sorted(parts, key=rank, reverse=True)
+    for part in ranked:
+        for image in part.images:
+            if image.name == name:
+                return image, part.name
+    for part in ranked:
+        for image in comparisons.get(workload_and_goal(part.study.record), ()):
+            if image.name == name:
+                return image, None
     return None
 
 
@@ -409,7 +448,10 @@ def _critical_section(parts: Sequence[Part]) -> str:
         for series, critical in part.study.critical_batch_sizes.items():
             row = {"study": f"`{part.name}`", "series": str(series)}
             for definition in _CRITICAL_DEFINITIONS:
-                row[DEFINITIONS[definition]] = str(critical[definition])
+                found = critical[definition]
+                if definition in _OF_LAW and is_misfit(part.study.laws[series]):
+                    found = replace(found, note="the law misses K*")
+                row[DEFINITIONS[definition]] = str(found)
             rows.append(row)
     if not rows:
         return ""

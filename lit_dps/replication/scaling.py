@@ -40,6 +40,7 @@ from lit_dps.replication.comparable import measure_pairs
 from lit_dps.replication.estimates import (
     MIN_SAMPLES,
     SPARSE,
+    Draws,
     Estimate,
     estimate_of,
     is_misfit,
@@ -48,6 +49,7 @@ from lit_dps.replication.estimates import (
     log_ratio,
     misfit_note,
     ratio_of_laws,
+    widest,
 )
 from lit_dps.replication.rules import Measurement, Measurements
 
@@ -84,6 +86,8 @@ def _exponent_at_small_batches(curve: Curve) -> Measurement:
     critical = _critical(curve.law)
     if critical is not None:
         is_small = is_small or small <= SMALL_SHARE * critical
+    # A wider pair of batch sizes reaches into the bend.
+    is_small = is_small and large <= TWO_DOUBLINGS * small
     sentence = f"K* ~ B^e from B={small} to B={large}, e = {number}"
     k_star = curve.study.laws[curve.series].exact_k
     if curve.law.uses_medians and small in k_star and large in k_star:
@@ -134,6 +138,7 @@ def _steps_per_doubling(curve: Curve) -> Measurement:
             reason = f"undecided, because B_crit is not identifiable: {why}"
         return Measurement(f"{sentence}; {reason}")
     is_large = large >= LARGEST or large >= LARGE_MULTIPLE * critical
+    is_large = is_large and large <= TWO_DOUBLINGS * small
     sentence += f", up to {large / critical:.2g} B_crit"
     return Measurement(sentence, number, can_refute=is_large)
 
@@ -264,31 +269,30 @@ def _sparse_steps_ratio(study: Analysis, sparse: Series, dense: Series) -> Measu
     shared_bounds = len(bounds & shared)
     if shared_bounds:
         coverage += f"; at {shared_bounds} of them a K* is only an upper bound"
+    draws = _ratio_draws(study, sparse, dense)
     ratios = []
-    logs = []
-    lows = []
-    highs = []
+    logs = {}
     for batch_size in under:
         if batch_size in bounds:
             continue
-        sparse_draws = k_star_draws(study, sparse_law, cell_of(sparse, batch_size))
-        dense_draws = k_star_draws(study, dense_law, cell_of(dense, batch_size))
-        drawn = log_ratio(sparse_draws, dense_draws)
-        if batch_size not in over and not np.isfinite(drawn.low).any():
-            # An unfinished sparse cell has no bound of K*.
-            continue
-        lows.append(drawn.low)
-        highs.append(drawn.high)
         if batch_size in over:
             ratio = over[batch_size] / under[batch_size]
             ratios.append(ratio)
-            logs.append(math.log(ratio))
-        else:
-            logs.append(float(np.median(drawn.low)))
+            logs[batch_size] = math.log(ratio)
+            continue
+        bound = k_star_draws(study, sparse_law, cell_of(sparse, batch_size)).low[0]
+        if bound > 0:  # an unfinished sparse cell has no bound of K*
+            logs[batch_size] = math.log(bound / under[batch_size])
     if not ratios or len(logs) < len(under) / 2:
         return Measurement(coverage)
-    estimate = estimate_of(float(np.mean(logs)), np.mean(lows, axis=0), np.mean(highs, axis=0))
-    mean = estimate.map(lambda x: float(np.exp(x)))
+
+    def mean_of_logs(shares_search: bool) -> Estimate:
+        drawn = [draws(batch_size, shares_search) for batch_size in logs]
+        low = np.mean([each.low for each in drawn], axis=0)
+        high = np.mean([each.high for each in drawn], axis=0)
+        return estimate_of(float(np.mean(list(logs.values()))), low, high)
+
+    mean = widest(mean_of_logs).map(math.exp)
     at_least = ""
     if len(ratios) < len(logs):
         at_least = "at least "
@@ -299,6 +303,20 @@ def _sparse_steps_ratio(study: Analysis, sparse: Series, dense: Series) -> Measu
     if len(ratios) < len(under):
         notes = (coverage,)
     return Measurement(sentence, mean, uses_medians=sparse_law.uses_medians, notes=notes)
+
+
+def _ratio_draws(study: Analysis, sparse: Series, dense: Series) -> Callable[[int, bool], Draws]:
+    """Return a function of batch size and `shares_search`: draws of log K*, sparse over dense."""
+    laws = laws_of(study, sparse, dense)
+
+    def draws(batch_size: int, shares_search: bool) -> Draws:
+        drawn = []
+        for series, law in zip((sparse, dense), laws, strict=True):
+            cell = cell_of(series, batch_size)
+            drawn.append(k_star_draws(study, law, cell, shares_search))
+        return log_ratio(*drawn)
+
+    return draws
 
 
 def sparse_ratio_trend(study: Analysis, sparsity: float = SPARSE) -> Measurements | None:
@@ -321,16 +339,20 @@ def _sparse_ratio_trend(study: Analysis, sparse: Series, dense: Series) -> Measu
     centred = np.log(batch_sizes) - np.mean(np.log(batch_sizes))
     weights = centred / np.square(centred).sum() * math.log(batch_sizes[-1] / batch_sizes[0])
     logs = []
-    low = np.zeros(REPLICATES)
-    high = np.zeros(REPLICATES)
-    for batch_size, weight in zip(batch_sizes, weights, strict=True):
+    for batch_size in batch_sizes:
         logs.append(math.log(sparse_law.exact_k[batch_size] / dense_law.exact_k[batch_size]))
-        over = k_star_draws(study, sparse_law, cell_of(sparse, batch_size))
-        under = k_star_draws(study, dense_law, cell_of(dense, batch_size))
-        drawn = log_ratio(over, under)
-        low += np.minimum(weight * drawn.low, weight * drawn.high)
-        high += np.maximum(weight * drawn.low, weight * drawn.high)
-    change = estimate_of(float(weights @ logs), low, high).map(math.exp)
+    draws = _ratio_draws(study, sparse, dense)
+
+    def change_of_log(shares_search: bool) -> Estimate:
+        low = np.zeros(REPLICATES)
+        high = np.zeros(REPLICATES)
+        for batch_size, weight in zip(batch_sizes, weights, strict=True):
+            drawn = draws(batch_size, shares_search)
+            low += np.minimum(weight * drawn.low, weight * drawn.high)
+            high += np.maximum(weight * drawn.low, weight * drawn.high)
+        return estimate_of(float(weights @ logs), low, high)
+
+    change = widest(change_of_log).map(math.exp)
     sentence = (
         f"K* at {sparse} over {dense}: x{math.exp(logs[0]):.3g} at B={batch_sizes[0]}, "
         f"x{math.exp(logs[-1]):.3g} at B={batch_sizes[-1]}; a line through all batch sizes changes "

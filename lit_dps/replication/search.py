@@ -144,7 +144,14 @@ def _rate_trend(
     notes = ()
     if len(rates) < batch_sizes:
         notes = (f"unknown at {batch_sizes - len(rates)} of {batch_sizes} batch sizes",)
-    at_start = _trend(list(rates.values()))
+    # Batch sizes with one best point have one rate by construction, so they count once. If one
+    # point is the best one everywhere, there is no trend.
+    points = len(set(rates.values()))
+    if points == 1:
+        points = len(rates)
+    if points < MIN_SAMPLES:
+        return Measurement(f"{points} points are the best ones; {MIN_SAMPLES} are needed")
+    at_start = _trend(list(rates.values()), points)
     first, last = min(rates), max(rates)
     ends_at_start = f"{significant(rates[first])}, {significant(rates[last])}"
     if min(shares.values()) >= 1:
@@ -156,7 +163,7 @@ def _rate_trend(
     mean_rates = {}
     for batch_size, rate in rates.items():
         mean_rates[batch_size] = rate * shares[batch_size]
-    of_mean = _trend(list(mean_rates.values()))
+    of_mean = _trend(list(mean_rates.values()), points)
     both = Interval(
         min(at_start.interval.low, of_mean.interval.low),
         max(at_start.interval.high, of_mean.interval.high),
@@ -169,10 +176,10 @@ def _rate_trend(
     return Measurement(sentence, Estimate(at_start.value, both), notes=notes)
 
 
-def _trend(rates: Sequence[float]) -> Estimate:
-    """Return the rank correlation of rates with their order."""
+def _trend(rates: Sequence[float], count: int) -> Estimate:
+    """Return the rank correlation of rates with their order, where `count` are independent."""
     rho = float(rank_correlation(np.array([rates]))[0])
-    return Estimate(rho, correlation_interval(rho, len(rates)))
+    return Estimate(rho, correlation_interval(rho, count))
 
 
 def correlation_interval(rho: float, count: int) -> Interval:

@@ -93,6 +93,7 @@ def test_the_exponent_between_two_batch_sizes():
             UNDECIDABLE,
         ),  # the law itself, from B_crit / 8 = 8 on: e = -0.792
         (law(7.4e6, 1e5, POWERS[2:]), SEEN),  # from B_crit / 9.25 on
+        (law(1.8e4, 1e3, (2, 16, 128)), UNDECIDABLE),  # e = -0.75 over three doublings
         (law(1e5, 100, (4, 8, 16, 64), trials=vague), UNDECIDABLE),
         (
             law(3e4, 10, (4, 16), 0.0) | law(3e4, 10, (4,), 0.9) | {(16, 0.9): [None] * 8},
@@ -276,13 +277,23 @@ def test_steps_of_sparse_in_numbers():
     measured = sparse_steps_ratio(study_of(cells))[""]
     assert measured.number.value == pytest.approx(2)
     assert measured.number.interval == pytest.approx((2, 2), abs=5e-3)
-    # With 40,000 / 312 = 128 at least where none met the goal and the dense K* is known to one
-    # check interval, (2 x 2.5 x 128)^(1/3) = 8.62
+    # With 40,000 / 320 = 125 at least where none met the goal, (2 x 2.5 x 125)^(1/3) = 8.55
     measured = sparse_steps_ratio(study_of(ratio([2, 2.5, None])))[""]
-    assert measured.number.value == pytest.approx(8.62, abs=5e-3)
-    assert measured.number.interval == pytest.approx((8.56, math.inf), abs=0.02)
+    assert measured.number.value == pytest.approx(8.55, abs=5e-3)
+    assert measured.number.interval == pytest.approx((8.55, math.inf), abs=0.02)
     (note,) = measured.notes
     assert numbers_in(note)[:2] == [2, 3]
+
+
+def test_luck_of_a_search_that_batch_sizes_share_does_not_cancel_in_the_mean():
+    """The best point of all cells is one, so its luck at B = 2 is that at B = 128."""
+    study = study_of(ratio([2, 2, 2]))
+    low, high = sparse_steps_ratio(study)[""].number.interval
+    # Of two searches, dense and sparse; independent searches at three batch sizes have a third.
+    noise = study.laws[Series(0.0)].observation(8).noise
+    assert noise <= study.search_noise
+    variance = 2 * noise**2
+    assert math.log(high / low) == pytest.approx(2 * 1.96 * math.sqrt(variance), rel=0.15)
 
 
 def test_an_unfinished_sparse_cell_has_no_ratio():

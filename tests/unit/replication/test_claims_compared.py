@@ -76,6 +76,26 @@ def test_only_studies_of_one_workload_are_compared():
     )
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"trainer": {"gradient_clip_val": 1.0}},
+        {"batch": {"schedule": "linear", "options": {"start": 0.25, "steps": 100}}},
+        {"optim": {"delay": 4}},
+    ],
+)
+def test_a_setting_that_one_configuration_lacks_has_its_default(other):
+    sgd = study_of(law(1e6, 1000, POWERS), "sgd", config=SGD)
+    momentum = law(3e6, 1000, POWERS)
+    assert (
+        judged("critical-of-momentum", study_of(momentum, "m", config=MOMENTUM | other), sgd)
+        is None
+    )
+    defaults = {"trainer": {"gradient_clip_val": None}, "batch": None, "optim": {"delay": 0}}
+    same = study_of(momentum, "m", config=MOMENTUM | defaults)
+    assert judged("critical-of-momentum", same, sgd) is not None
+
+
 @pytest.mark.usefixtures("certain_searches")
 def test_one_row_a_claim_and_study():
     sgd = study_of(law(1e6, 1000, POWERS), "sgd", config=SGD)

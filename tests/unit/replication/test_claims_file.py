@@ -51,7 +51,7 @@ def load(tmp_path):
 def test_a_claim_on_an_existing_quantity_needs_no_python(load):
     (claim,) = load()
     assert claim.range == ClaimRange(0.5, 2.0)
-    for factor, verdict in ((1.5, SEEN), (4.0, NOT_SEEN)):
+    for factor, verdict in ((1.0, SEEN), (8.0, NOT_SEEN)):
         steps = law(1e6, 1000, POWERS) | law(factor * 1e6, factor * 1000, POWERS, 0.5)
         study = study_of(steps)
         (judgement,) = judge_claims([study], {"fake": "make"}, [claim])

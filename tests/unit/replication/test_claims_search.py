@@ -54,6 +54,7 @@ def searched(best, space=SPACE, momentum=None, **kw):
         (GROWING[::-1], NOT_SEEN),
         ((0.1,) * 8, UNDECIDABLE),  # as eight unrelated numbers may have one of 0.7
         ((0.1,) * 64, NOT_SEEN),
+        ((0.1, 0.1, 0.1, 0.1, 0.2, 0.2, 0.4, 0.8), UNDECIDABLE),  # four points
         (GROWING[:4], UNDECIDABLE),
         (GROWING[:3], UNDECIDABLE),
     ],
