@@ -282,7 +282,7 @@ def studies_by_verdict(
 def claims_frame(judgements: Sequence[Judgement]) -> pd.DataFrame:
     """Return one row for each claim, study and series: the number, its interval and the range.
 
-    `can_refute` is False if the study does not reach the batch sizes that the claim is about.
+    `can_refute` is that of `Measurement`.
     `verdict` is of the series, `verdict_of_study` of all series together. `place` is that of the
     study in `Claim.judged_on`; the least one carries the verdict.
     """

@@ -31,6 +31,7 @@ _TRAINER = {
     "gradient_clip_val": None,
     "precision": None,
 }
+_SINGLE_PRECISION = ("32", "32-true", 32)
 # Last parts of keys that may differ between two studies that trained the same way. The searched
 # keys may differ too.
 _MAY_DIFFER = ("batch_size", "root", "sparsity", "optimizer", "learning_rate", "momentum")
@@ -82,7 +83,9 @@ def trained_the_same(record: StudyRecord, other: StudyRecord) -> bool:
     """
     values = _training_settings(record)
     other_values = _training_settings(other)
-    return all(values[key] == other_values[key] for key in values.keys() & other_values.keys())
+    # The cells of an axis have other values than its default.
+    shared = values.keys() & other_values.keys() - {*record.axes, *other.axes}
+    return all(values[key] == other_values[key] for key in shared)
 
 
 def _training_settings(record: StudyRecord) -> dict[str, object]:
@@ -96,7 +99,7 @@ def _training_settings(record: StudyRecord) -> dict[str, object]:
         values |= _leaves({**asdict(defaults), **section}, name)
     for name, default in _TRAINER.items():
         value = record.setting(f"trainer.{name}")
-        values[f"trainer.{name}"] = default if value is None else value
+        values[f"trainer.{name}"] = default if value in (None, *_SINGLE_PRECISION) else value
     excluded = {*_MAY_DIFFER, *map(_last_name, record.space)}
     return {key: value for key, value in values.items() if _last_name(key) not in excluded}
 
@@ -111,5 +114,8 @@ def _leaves(node: object, name: str) -> dict[str, object]:
         return {name: node}
     leaves = {}
     for part, value in node.items():
-        leaves |= _leaves(value, f"{name}.{part}")
+        if part == "options":
+            leaves[f"{name}.{part}"] = value or {}  # its keys have no known defaults
+        else:
+            leaves |= _leaves(value, f"{name}.{part}")
     return leaves

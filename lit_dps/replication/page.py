@@ -29,14 +29,14 @@ _ABOUT = (
 _RULES = """\
 A claim gives a number and its range (`lit_dps/replication/claims.yaml`). The claim is seen if the
 whole 95 % interval of the number, in brackets, is in the range, at each sparsity. It is not seen if
-the whole interval is outside at one sparsity. Otherwise it is undecided. A claim on small or large
-batches is also undecided if the study does not reach such batches (`can_refute` in claims.csv). One
-study carries the verdict. The column also names other studies that decide the claim; some of these
-share trials. Ranges marked \\* were chosen after trials had run. The other
-ranges were fixed before the first trial at the paper's scale. The other rules, the numbers of
-seeds, and which study carries a verdict, were settled while studies ran. Medians are over {seeds}
-of the best points. Their intervals include the noise of the search: with {points} samples of
-learning rate and momentum per batch size a factor of
+the whole interval is outside at one sparsity. Otherwise it is undecided. A study that does not
+reach the small or large batches of a claim can show it, but not refute it (`can_refute` in
+claims.csv). One study carries the verdict; of equally large ones, one that decides. The column also
+names other studies that decide the claim; some of these share trials. Ranges marked \\* were chosen
+after trials had run. The other ranges were fixed before the first trial at the paper's scale. The
+other rules, the numbers of seeds, and which study carries a verdict, were settled while studies
+ran. Medians are over {seeds} of the best points. Their intervals include the noise of the search:
+with {points} samples of learning rate and momentum per batch size a factor of
 {factor:.2g}."""
 _EXAMPLE_POINTS = 25  # samples for which the page shows the noise of the search
 _WORDS = """\
@@ -384,10 +384,7 @@ def _figure_sections(
 def _shown_studies(study: str | None) -> str:
     """Return which studies a figure shows, as a sentence; without a study it is a comparison."""
     if study is None:
-        return (
-            "The figure compares the widest study of each update rule. A study with repeats has "
-            "medians too."
-        )
+        return "The figure compares the widest study of each update rule."
     return f"The figure shows `{study}`."
 
 
@@ -399,8 +396,8 @@ def _shown_image(
 ) -> tuple[Image, str | None] | None:
     """Return a figure with its study, or with None for a comparison; None if there is none.
 
-    It is a figure of the study on which most of its claims were judged, else of the widest study. A
-    curve is of the widest study, which has the most batch sizes.
+    Complete studies at the paper's goal come first, then those on which most of its claims were
+    judged, then the widest. A curve is of the widest study, which has the most batch sizes.
 
     Args:
         name: The name of the figure.

@@ -144,13 +144,11 @@ def _rate_trend(
     notes = ()
     if len(rates) < batch_sizes:
         notes = (f"unknown at {batch_sizes - len(rates)} of {batch_sizes} batch sizes",)
-    # Batch sizes with one best point have one rate by construction, so they count once. If one
-    # point is the best one everywhere, there is no trend.
+    # Batch sizes with one best point have one rate by construction, so they count once.
     points = len(set(rates.values()))
-    if points == 1:
-        points = len(rates)
     if points < MIN_SAMPLES:
-        return Measurement(f"{points} points are the best ones; {MIN_SAMPLES} are needed")
+        best = "1 point is the best one" if points == 1 else f"{points} points are the best ones"
+        return Measurement(f"{best} at all {len(rates)} batch sizes; {MIN_SAMPLES} are needed")
     at_start = _trend(list(rates.values()), points)
     first, last = min(rates), max(rates)
     ends_at_start = f"{significant(rates[first])}, {significant(rates[last])}"

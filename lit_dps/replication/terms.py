@@ -77,13 +77,14 @@ def _term_ratio(study: Analysis, sparse: Series, dense: Series, term: str) -> Me
     if not pairs:
         return None
     number = _mean_ratio(pairs, term).estimate.map(math.exp)
-    sentence = f"{SYMBOLS[term]} x{number} over {len(pairs)} pairs of trials"
+    over = f"{len(pairs)} pairs of trials"
     if not is_search(record):
         sizes = ", ".join(f"B={batch_size}" for batch_size in record.batch_sizes)
-        sentence = (
-            f"{SYMBOLS[term]} x{number} over {len(pairs)} pairs of seeds at {sizes}, each sparsity "
-            "at its best point, whose choice the interval does not include"
+        over = (
+            f"{len(pairs)} pairs of seeds at {sizes}, each sparsity at its best point, whose "
+            "choice the interval does not include"
         )
+    sentence = f"{SYMBOLS[term]} x{number} over {over}"
     notes = ()
     if term == "lipschitz":
         notes = _lipschitz_notes(record, sparse, dense)

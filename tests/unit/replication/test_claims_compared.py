@@ -82,6 +82,7 @@ def test_only_studies_of_one_workload_are_compared():
         {"trainer": {"gradient_clip_val": 1.0}},
         {"batch": {"schedule": "linear", "options": {"start": 0.25, "steps": 100}}},
         {"optim": {"delay": 4}},
+        {"pruning": {"options": {"batches": 10}}},
     ],
 )
 def test_a_setting_that_one_configuration_lacks_has_its_default(other):
@@ -91,7 +92,8 @@ def test_a_setting_that_one_configuration_lacks_has_its_default(other):
         judged("critical-of-momentum", study_of(momentum, "m", config=MOMENTUM | other), sgd)
         is None
     )
-    defaults = {"trainer": {"gradient_clip_val": None}, "batch": None, "optim": {"delay": 0}}
+    trainer = {"gradient_clip_val": None, "precision": "32-true"}
+    defaults = {"trainer": trainer, "batch": None, "optim": {"delay": 0}}
     same = study_of(momentum, "m", config=MOMENTUM | defaults)
     assert judged("critical-of-momentum", same, sgd) is not None
 
