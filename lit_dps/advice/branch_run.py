@@ -92,6 +92,8 @@ def run_branches(
     if steps_to_goal is not None:
         store.keep(branch_steps=steps_to_goal)
         print_line(f"  the run met the goal after {steps_to_goal} steps")
+    if not _all_forked(fork_steps, callback.forks):
+        print_line("  a larger --budget makes the other forks")
     if has_ended:
         store.keep(branch_ended=True)
 

@@ -249,9 +249,9 @@ test.fork(sys.argv[1], 600, kill_after=int(sys.argv[2]))
 @pytest.mark.long  # tests/e2e/test_pilot.py has commands that are killed
 @pytest.mark.parametrize(("kill_after", "forked_again"), [(1, {2}), (2, set())])
 def test_a_killed_command_resumes_to_the_answer_of_an_unbroken_one(
-    tmp_path, short_forks, monkeypatch, kill_after, forked_again
+    tmp_path, short_forks, monkeypatch, capsys, kill_after, forked_again
 ):
-    """The remaining budget is too small for the branches, but all forks have the same ones."""
+    """A budget that is too small for another fork makes none, and says so."""
     whole = fork(f"sqlite:///{tmp_path}/whole.db", 600)
     assert [each["step"] for each in whole["branches"]] == [1, 2]
     assert whole["branch_steps"] == 3 and whole["branch_ended"]
@@ -270,7 +270,10 @@ def test_a_killed_command_resumes_to_the_answer_of_an_unbroken_one(
         return measure(self, trainer, module, repetition)
 
     monkeypatch.setattr(BranchCallback, "_losses_of_branches", watch)
-    resumed = fork(url, 60)
+    if forked_again:
+        fork(url, 20)
+        assert not seen and "larger --budget" in capsys.readouterr().err
+    resumed = fork(url, 600)
     assert seen == forked_again
     unequal = {"spent"}
     assert {k: v for k, v in resumed.items() if k not in unequal} == {
