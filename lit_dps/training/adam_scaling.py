@@ -119,15 +119,12 @@ class AdamScales:
         weight_decay: The largest decoupled weight decay of the groups.
         rate: Learning rate of the first such group at the start of training; None if it is 0.
         rates: The rates of all groups of all optimizers; () if they are unknown.
-        second_moment: The setting with the decay rate of the second moment, such as "alpha" of
-            RMSprop; "" without one.
     """
 
     beta2: float | None
     weight_decay: float
     rate: float | None = None
     rates: tuple[float, ...] = field(default=(), compare=False)
-    second_moment: str = field(default="", compare=False)
 
     @property
     def reference_rates(self) -> float | list[float] | None:
@@ -163,7 +160,6 @@ def adam_scales_of(optimizers: Sequence[Optimizer]) -> AdamScales | None:
     beta2 = None
     weight_decay = 0.0
     rate = None
-    second_moment = ""
     found = False
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -175,10 +171,9 @@ def adam_scales_of(optimizers: Sequence[Optimizer]) -> AdamScales | None:
             found = True
             if beta2 is None and rule.second_moment is not None:
                 beta2 = rule.second_moment.of(group)
-                second_moment = rule.second_moment.name
             if rule.scales_decay:
                 weight_decay = max(weight_decay, group.get("weight_decay") or 0.0)
     if not found:
         return None
     rates = tuple(initial_rates(optimizers))
-    return AdamScales(beta2, weight_decay, rate, rates, second_moment)
+    return AdamScales(beta2, weight_decay, rate, rates)

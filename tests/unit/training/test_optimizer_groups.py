@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lit_dps.advice.user_workload import searches_scales
 from lit_dps.core.optimizer_kind import OptimizerKind, common_rate_power, kind_of_name
 from lit_dps.optim import Rule, RuleOptimizer
 from lit_dps.training import AdamScalingCallback
-from lit_dps.training.adam_scaling import AdamScales, adam_scales_of, scale_groups
+from lit_dps.training.adam_scaling import adam_scales_of, scale_groups
 from lit_dps.training.optimizer_groups import (
     describe_unlisted,
     group_rule,
@@ -339,8 +338,6 @@ def test_groups_with_equal_settings_are_measured_once():
     assert len(calls) == 2 * count
 
 
-@pytest.mark.parametrize(("name", "searched"), [("alpha", True), ("lr", False), ("eps", False)])
-def test_a_searched_second_moment_is_not_scaled(name, searched):
+def test_the_second_moment_of_rmsprop_is_alpha():
     scales = adam_scales_of([torch.optim.RMSprop(matrix(), alpha=0.99)])
-    assert scales == AdamScales(0.99, 0.0, 0.01) and scales.second_moment == "alpha"
-    assert searches_scales({f"model.{name}": None}, scales) is searched
+    assert scales == AdamScales(0.99, 0.0, 0.01)
