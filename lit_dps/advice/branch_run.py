@@ -178,11 +178,12 @@ def _train_forked_run(
 def stored_forks(stored: Mapping[str, Any]) -> list[Fork]:
     """Return the forks of stored advice, by step.
 
-    Forks of earlier versions have no margins, so that they show nothing. They are ignored.
+    Forks of earlier versions are ignored if they show nothing: without margins, and with margins
+    of 0, whose repetitions had the same examples.
     """
     forks = []
     for values in stored.get("branches", []):
-        if "margins" in values:
+        if any(margin != 0 for margin in values.get("margins", ())[1:]):
             forks.append(Fork.from_dict(values))
     return sorted(forks, key=lambda fork: fork.step)
 

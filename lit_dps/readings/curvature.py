@@ -11,6 +11,8 @@ from torch import Tensor
 from lit_dps.core.errors import ConfigError
 from lit_dps.readings.reading import KEY, Moment, Reading, parameters_with_gradient
 
+NEAR_SIZE = 0.05  # of a batch whose sharpness counts as that of the cell's batch size, as a share
+
 
 class Curvature(Reading):
     """The curvature that limits the learning rate of SGD, which is stable below 2 / curvature.
@@ -23,8 +25,9 @@ class Curvature(Reading):
 
     Batches have the batch size of the cell, and are the first ones of a pass over the training
     split. A batch without a gradient does not count. A batch of another size counts for
-    "top_eigenvalue" alone: the last one may be short, and with `drop_last` the pass has even,
-    nearly equal sizes. "batch_sharpness" is nan without a batch of the cell's size.
+    "top_eigenvalue" alone: the last one may be short. With `drop_last` the pass has nearly equal
+    sizes, so a difference of 5 % is allowed. "batch_sharpness" is nan without a batch of such a
+    size.
 
     Args:
         batches: Number of batches. For each batch: one forward and backward pass, then
@@ -67,7 +70,8 @@ class Curvature(Reading):
             direction = [g.detach() * mask for g, mask in zip(gradient, keep, strict=True)]
             square = float(_dot(direction, direction))
             # The sharpness depends on the batch size.
-            if size == moment.batch_size and square != 0:
+            is_whole = abs(size - moment.batch_size) <= NEAR_SIZE * moment.batch_size
+            if is_whole and square != 0:
                 product = _hessian_product(gradient, weights, direction, keep)
                 ratios.append(float(_dot(direction, product)) / square)
         sharpness = math.nan

@@ -41,9 +41,11 @@ def skipped_batches(trainer: Trainer, repetition: int, repetitions: int, count: 
     if has_indices(loader) and isinstance(loader.sampler, SHUFFLING):
         return 0
     length = sized_len(loader)
-    if length:
-        return repetition * length // repetitions
-    return repetition * count
+    if not length:
+        return repetition * count
+    skipped = repetition * length // repetitions
+    # Without lists of indices, the batches before the first one are loaded.
+    return skipped if has_indices(loader) else min(skipped, repetition * count)
 
 
 def seed_generators(seed: int, *owners: Any) -> None:
@@ -73,6 +75,7 @@ def batches_of_branch(
     yielded = 0
     while True:
         is_empty = True
+        is_shortened = skipped > 0
         loader = copy_loader(unsharded(trainer.train_dataloader))
         if skipped and has_indices(loader):
             # A DataLoader refuses to set this attribute.
@@ -87,6 +90,6 @@ def batches_of_branch(
             yielded += 1
             if yielded == count:
                 return
-        if is_empty:
+        if is_empty and not is_shortened:
             name = type(trainer.train_dataloader).__name__
             raise ConfigError("data", name, "a train dataloader with batches")

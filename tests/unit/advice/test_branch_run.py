@@ -37,7 +37,7 @@ from tests.support.errors import raises_about
 from tests.unit.advice.test_step_probe import Net, setup
 
 OPTIONS = Options(600, "branch")
-FORK = Fork(2, 4, (1, 2, 4), (1.0, 1.0, 1.0), (0.0, 0.0, 0.0), 0.1).to_dict()
+FORK = Fork(2, 4, (1, 2, 4), (1.0, 1.0, 1.0), (0.0, 0.01, 0.01), 0.1).to_dict()
 
 
 class Adam(Net):
@@ -197,6 +197,10 @@ def test_forks_of_earlier_versions_show_nothing():
     earlier = {**FORK}
     del earlier["margins"]
     assert stored_forks({"branches": [earlier]}) == []
+    same_examples = {**FORK, "margins": [0.0, 0.0, 0.0]}
+    unknown = {**FORK, "margins": [0.0, None, None]}
+    (kept,) = stored_forks({"branches": [same_examples, unknown]})
+    assert math.isnan(kept.margins[1])
     assert branch_law({"branches": [earlier]}, setup()) is None
 
 

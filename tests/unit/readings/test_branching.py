@@ -214,12 +214,20 @@ class Stream(IterableDataset):
         return iter(points())
 
 
+class ShortSampler:
+    """Yields three shuffled batches, and knows no length."""
+
+    def __iter__(self):
+        return iter(torch.randperm(6).reshape(3, 2).tolist())
+
+
 LOADERS = {
     "in order": loader,
     "own generator": lambda: loader(shuffle=True, generator=torch.Generator().manual_seed(0)),
     "global generator": lambda: loader(shuffle=True),
     "fixed sampler": lambda: DataLoader(points(), batch_sampler=[[0, 1], [2, 3], [4, 5]]),
     "stream": lambda: DataLoader(Stream(), 4),
+    "short sampler": lambda: DataLoader(points(), batch_sampler=ShortSampler()),
 }
 
 

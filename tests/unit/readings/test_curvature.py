@@ -72,6 +72,10 @@ def test_batch_sharpness_is_of_the_batch_size_of_the_cell_alone():
             read = Curvature(batches, 1).read(Moment("curvature", 1, run, stack))
         sharpness.append(read["batch_sharpness"])
     assert sharpness[0] == sharpness[1]
+    run.batch_size = 53  # the only batch has 54 examples, as even batches without a last one may
+    with ExitStack() as stack:
+        read = Curvature(1, 1).read(Moment("curvature", 1, run, stack))
+    assert math.isfinite(read["batch_sharpness"])
     run.batch_size = 60
     with ExitStack() as stack:
         read = Curvature(1, 1).read(Moment("curvature", 1, run, stack))

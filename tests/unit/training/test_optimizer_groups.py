@@ -8,7 +8,7 @@ import torch
 from lit_dps.core.optimizer_kind import OptimizerKind, common_rate_power, kind_of_name
 from lit_dps.optim import Rule, RuleOptimizer
 from lit_dps.training import AdamScalingCallback
-from lit_dps.training.adam_scaling import adam_scales_of, scale_groups
+from lit_dps.training.adam_scaling import AdamScales, adam_scales_of, scale_groups
 from lit_dps.training.optimizer_groups import (
     describe_unlisted,
     group_rule,
