@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from lit_dps.analysis.intervals import REPLICATES as REPLICATES
     from lit_dps.analysis.intervals import Interval as Interval
     from lit_dps.analysis.intervals import estimate as estimate
+    from lit_dps.analysis.intervals import resampling_rng as resampling_rng
     from lit_dps.analysis.law import Law as Law
     from lit_dps.analysis.law_fit import data_of as data_of
     from lit_dps.analysis.law_verdict import MAX_MISFIT as MAX_MISFIT
@@ -65,6 +66,7 @@ _PUBLIC = {
     "Interval": "intervals",
     "Law": "law",
     "estimate": "intervals",
+    "resampling_rng": "intervals",
     "noise_of_search": "observations",
     "RATE_NAMES": "rates",
     "ScaleUp": "scale_up",

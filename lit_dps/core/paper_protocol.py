@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
+from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.record import StudyRecord, setting
+from lit_dps.core.trial_config import BatchConfig, OptimConfig, PruningConfig
 
 BATCH_SIZES = tuple(2**i for i in range(1, 15))
 SPARSITIES = (0.0, 0.5, 0.7, 0.9)
@@ -27,6 +30,17 @@ _PROTOCOLS: dict[tuple[str, ...], Protocol] = {
     ("FashionMNIST", "SimpleCNN"): Protocol(0.12, 16, 40_000),
     ("CIFAR10", "ResNet8"): Protocol(0.4, 32, 100_000),
 }
+
+
+def training_sections() -> dict[str, dict[str, Any]]:
+    """Return the sections that define how a trial trains, with the defaults of their keys."""
+    sections = {
+        "pruning": PruningConfig(),
+        "optim": OptimConfig(),
+        "local": LocalSGDSchedule(),
+        "batch": BatchConfig(),
+    }
+    return {name: asdict(section) for name, section in sections.items()}
 
 
 def protocol_of(config: Mapping) -> Protocol | None:

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from lit_dps import Series, StudyRecord
 from lit_dps.analysis import Analysis
-from lit_dps.core.local_sgd import LocalSGDSchedule
-from lit_dps.core.paper_protocol import workload
-from lit_dps.core.trial_config import BatchConfig, OptimConfig, PruningConfig
+from lit_dps.core.paper_protocol import training_sections, workload
 from lit_dps.replication.estimates import DENSE
 from lit_dps.replication.rules import Measurement, Measurements
 
 OPTIMIZER = "model.init_args.optimizer"
 _MODEL_AND_DATA = ("data.class_path", "model.class_path", "data.init_args", "model.init_args")
-# Further sections that define the training, with the defaults of their keys.
-_SECTIONS = {
-    "pruning": PruningConfig(),
-    "optim": OptimConfig(),
-    "local": LocalSGDSchedule(),
-    "batch": BatchConfig(),
-}
 # Arguments of the trainer that define the training, with their defaults.
 _TRAINER = {
     "accumulate_grad_batches": 1,
@@ -94,9 +85,9 @@ def _training_settings(record: StudyRecord) -> dict[str, object]:
     for key in _MODEL_AND_DATA:
         values |= _leaves(record.setting(key), key)
     values.setdefault("model.init_args.schedule", "constant")
-    for name, defaults in _SECTIONS.items():
+    for name, defaults in training_sections().items():
         section: Any = record.setting(name) or {}
-        values |= _leaves({**asdict(defaults), **section}, name)
+        values |= _leaves({**defaults, **section}, name)
     for name, default in _TRAINER.items():
         value = record.setting(f"trainer.{name}")
         values[f"trainer.{name}"] = default if value in (None, *_SINGLE_PRECISION) else value

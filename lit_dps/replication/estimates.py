@@ -24,8 +24,8 @@ from lit_dps.analysis import (
     Interval,
     Law,
     estimate,
+    resampling_rng,
 )
-from lit_dps.analysis.intervals import resampling_rng
 
 DENSE = 0.0
 SPARSE = 0.9  # the sparsity that the paper compares with dense networks

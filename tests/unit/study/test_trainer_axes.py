@@ -10,7 +10,7 @@ from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.core.trial_config import BatchConfig, SmoothnessConfig
 from lit_dps.storage.header import StudyChanged, check_unchanged
-from lit_dps.study.preflight.keys import check_keys
+from lit_dps.study.preflight.keys import check_keys, check_workers
 from tests.support.errors import refuses
 from tests.support.fake_study import write_study
 from tests.support.runs import train, train_one
@@ -95,7 +95,7 @@ def test_schedules_of_the_batch_fit_each_cell():
     with refuses("batch.schedule", "doubling"):  # it never reaches the batch size
         check_keys(study(late))
     with refuses("batch.schedule", "doubling"):
-        check_keys(study(doubling, local=LocalSGDSchedule(workers=2)))
+        check_workers(study(doubling, local=LocalSGDSchedule(workers=2)), Cell(8), {})
     with refuses("batch.schedule", "doubling"):
         check_keys(study(doubling, smoothness=SmoothnessConfig(interval=4)))
     with refuses("study.grid", "batch.size"):
