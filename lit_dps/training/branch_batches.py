@@ -75,12 +75,13 @@ def batches_of_branch(
     yielded = 0
     while True:
         is_empty = True
-        is_shortened = skipped > 0
+        is_shortened = False
         loader = copy_loader(unsharded(trainer.train_dataloader))
         if skipped and has_indices(loader):
             # A DataLoader refuses to set this attribute.
             loader.__dict__["batch_sampler"] = islice(loader.batch_sampler, skipped, None)
             skipped = 0
+            is_shortened = True
         for batch in loader:
             is_empty = False
             if skipped:

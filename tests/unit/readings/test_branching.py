@@ -18,6 +18,7 @@ from lit_dps.readings import BranchCallback
 from lit_dps.readings.branching import TOLERANCE, Fork, margins_of
 from lit_dps.testing.toy import ToyImages
 from lit_dps.training.branch_batches import batches_of_branch, skipped_batches
+from tests.support.errors import refuses
 from tests.support.tiny import Plain, assert_equal, fit, loader, points, weights
 
 N, RATE, BATCH = 50, 0.01, 4
@@ -238,6 +239,22 @@ def test_each_repetition_has_other_examples(kind):
     callback = BranchCallback([1], (1, 2), 2, 3)
     fit(module, LOADERS[kind](), callbacks=[callback], max_steps=2)
     assert callback.forks[0].margins[1] > 0 and module.taken == 2
+
+
+class Once(IterableDataset):
+    """A stream that can be read only once."""
+
+    def __init__(self, count: int):
+        self.examples = iter([points()[i] for i in range(count)])
+
+    def __iter__(self):
+        return self.examples
+
+
+def test_a_stream_that_has_ended_is_refused():
+    callback = BranchCallback([1], (1, 2), 2, 3)
+    with refuses("data", "DataLoader"):
+        fit(Plain(), DataLoader(Once(8), 2), callbacks=[callback], max_steps=3)
 
 
 @pytest.mark.parametrize("order", ["authors", "per_trial"])
