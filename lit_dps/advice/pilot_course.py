@@ -18,6 +18,7 @@ from lit_dps.advice.next_probe import law_with_prior
 from lit_dps.advice.options import Clock, print_line
 from lit_dps.advice.pilot_evidence import (
     PilotRun,
+    bounds_of,
     observations_of_runs,
     results_at,
     seconds_of_runs,
@@ -173,7 +174,7 @@ class Course:
 
     def law(self, without: int | None = None) -> Law:
         """Return the law of all runs so far, or of the runs at other batch sizes than one."""
-        observed = observations_of_runs(self.record, self.question.store.read())
+        observed = observations_of_runs(self.record, bounds_of(self.question.store.read()))
         observed = [each for each in observed if each.batch_size != without]
         return law_with_prior(observed, self.pilot.noise, self.plan.is_adaptive)
 
@@ -215,7 +216,7 @@ class Course:
     def _candidates(self, closed: set[int]) -> list[int]:
         """Return the batch sizes above B0 that can be run next."""
         question = self.question
-        observed = observations_of_runs(self.record, question.store.read())
+        observed = observations_of_runs(self.record, bounds_of(question.store.read()))
         was_run = {int(each.batch_size) for each in observed}
         largest = max(was_run, default=self.plan.batch_size)
         most = min(question.largest, MAX_STRIDE * largest)

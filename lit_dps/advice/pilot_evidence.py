@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,18 +20,26 @@ from lit_dps.report.no_result import best_validation
 NOISE_FROM = 0.5
 
 
+# Expected log K of a further run less log K, if K is the least of three rates or more. Two rates
+# have none, because a third one is run unless the second is clearly worse. Simulated with
+# `next_factor`, the noise `SEED_SPREAD`, and 22 % more steps at twice or half the best rate
+# (tests/unit/advice/test_pilot_evidence.py).
+LUCK_OF_SEARCH = 0.13
+SEARCHED_RATES = 3
+
+
 def observations_of_runs(
-    record: StudyRecord | None, stored: Mapping[str, Any]
+    record: StudyRecord | None, bounds: Mapping[int, float]
 ) -> list[Observation]:
     """Return K or a bound of K for each batch size that was run.
 
-    The noise of K is the usual spread between seeds, because a few runs do not show the noise.
+    The noise of K is the usual spread between seeds, because a few runs do not show the noise. K is
+    the least of all rates at a batch size, with the `Observation.luck` of such a search.
 
     Args:
         record: The study of the runs; None before the first run.
-        stored: The stored advice.
+        bounds: The steps in which no run met the goal, by batch size (`bounds_of`).
     """
-    bounds = bounds_of(stored)
     observations = []
     known = set()
     for cell in _cells_with_k(record):
@@ -42,11 +50,19 @@ def observations_of_runs(
             observations.append(Observation(size, steps, bound=AT_MOST))
         else:
             resolution = float(cell.check_cost)
-            observations.append(Observation(size, steps, SEED_SPREAD, resolution))
+            luck = 0.0
+            if _competing_rates(cell.trials) >= SEARCHED_RATES:
+                luck = LUCK_OF_SEARCH
+            observations.append(Observation(size, steps, SEED_SPREAD, resolution, luck=luck))
     for size, steps in bounds.items():
         if size not in known:
             observations.append(Observation(float(size), steps, bound=AT_LEAST))
     return observations
+
+
+def _competing_rates(results: Iterable[TrialResult]) -> int:
+    """Return the number of rates that might have had the fewest steps: those without divergence."""
+    return len({run.trial.point for run in results if run.status is not Status.INFEASIBLE})
 
 
 def _cells_with_k(record: StudyRecord | None) -> list[Any]:

@@ -17,6 +17,7 @@ from lit_dps.advice.options import Options
 from lit_dps.advice.pilot_evidence import (
     PilotRun,
     best_rates_of_runs,
+    bounds_of,
     observations_of_runs,
 )
 from lit_dps.advice.pilot_plan import PilotPlan, RuledRate
@@ -213,7 +214,7 @@ def conclude(question: Question) -> Answer:
     record = question.probes.record()
     pilot = PilotRun.of_stored(stored)
     law = law_with_prior(
-        observations_of_runs(record, stored),
+        observations_of_runs(record, bounds_of(stored)),
         None if pilot is None else pilot.noise,
         question.plan.is_adaptive,
     )

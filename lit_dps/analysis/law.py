@@ -243,7 +243,7 @@ class Law:
             observation = self.observation(batch_size)
             if observation is not None and not observation.bound:
                 limits = observation.interval(observation.assumed_variance)
-                return Prediction(batch_size, observation.k, *limits, "measured")
+                return Prediction(batch_size, observation.expected_k, *limits, "measured")
         low, high = self.reach
         if not low <= batch_size <= high:
             return Prediction(batch_size, math.nan, math.nan, math.nan, "refused")

@@ -280,7 +280,7 @@ def data_of(observations: Sequence[Observation]) -> Data:
     rows = []
     for o in observations:
         variance = o.assumed_variance if knows_noise else o.variance
-        rows.append((o.batch_size, o.k, variance, o.bound))
+        rows.append((o.batch_size, o.expected_k, variance, o.bound))
     columns = np.array(rows, float).reshape(-1, len(Data._fields)).T
     return Data(*np.ascontiguousarray(columns))
 

@@ -61,7 +61,7 @@ class Observation:
     Attributes:
         batch_size: B, in examples.
         k: K, or the bound of it, in the unit of K*. `Law.observations` has steps instead of
-            examples.
+            examples. Tables and figures show it.
         noise: Standard error of log K between repetitions, which are seeds or searches; 0 if it is
             unknown.
         resolution: Cost between two validations, in the unit of K. The goal was met in
@@ -70,6 +70,7 @@ class Observation:
             by then or long before, as at the first check.
         boundary: Metaparameters with their best value at an end of the range, such as
             "learning_rate low"; else empty. K may be smaller beyond that end.
+        luck: Expected log K of a further run less log k, as k is the least of several runs.
     """
 
     batch_size: float
@@ -78,6 +79,7 @@ class Observation:
     resolution: float = 0.0
     bound: int = 0
     boundary: str = ""
+    luck: float = 0.0
 
     def __post_init__(self):
         if not (0 < self.batch_size < math.inf and 0 < self.k < math.inf):
@@ -87,6 +89,11 @@ class Observation:
             )
         if self.bound not in (0, AT_LEAST, AT_MOST):
             raise ValueError(f"bound is {self.bound}; it must be 0, {AT_LEAST} or {AT_MOST}")
+
+    @property
+    def expected_k(self) -> float:
+        """K of a further run, without the luck of the least of several; laws are fitted to it."""
+        return self.k * math.exp(self.luck)
 
     @property
     def variance(self) -> float:
@@ -116,9 +123,9 @@ class Observation:
         return self.interval(self.variance)
 
     def interval(self, variance: float) -> Interval:
-        """Return 95 % limits of K by a variance of log K."""
-        half_width = NORMAL_95 * math.sqrt(variance)
-        return Interval(self.k * math.exp(-half_width), self.k * math.exp(half_width))
+        """Return 95 % limits of K by a variance of log K, about `expected_k`."""
+        factor = math.exp(NORMAL_95 * math.sqrt(variance))
+        return Interval(self.expected_k / factor, self.expected_k * factor)
 
     def in_steps(self, unit: Unit) -> Observation:
         """Return the observation in steps on full batches, by K in a unit."""
@@ -136,7 +143,7 @@ class Observation:
                 are in fact correlated: by 0.2 for 25 points of the stored studies, by 0.5 for 8.
         """
         random = resampling_rng(int(self.batch_size), name)
-        draws = self.k * np.exp(self.noise * random.standard_normal(count))
+        draws = self.expected_k * np.exp(self.noise * random.standard_normal(count))
         return draws * (1 - self.resolution / self.k * random.random(count))
 
 

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import json
+import math
 
+import numpy as np
 import pytest
 
 from lit_dps.advice.next_probe import SEED_SPREAD
 from lit_dps.advice.pilot_evidence import (
+    LUCK_OF_SEARCH,
+    SEARCHED_RATES,
     PilotRun,
     best_rates_of_runs,
     bounds_of,
     observations_of_runs,
     seconds_of_runs,
 )
-from lit_dps.advice.pilot_plan import PilotPlan
+from lit_dps.advice.pilot_plan import (
+    FIRST_FACTORS,
+    MET,
+    MISSED,
+    Outcome,
+    PilotPlan,
+    next_factor,
+)
+from lit_dps.analysis.law_fit import data_of
 from lit_dps.analysis.observations import AT_LEAST, AT_MOST
 from lit_dps.core.goal import Goal
 from lit_dps.core.record import StudyRecord
@@ -64,10 +76,7 @@ def test_each_batch_size_has_the_fewest_steps_of_its_runs_with_the_noise_of_a_ru
         result(512, 0, 1.6, 10),
         result(1024, 0, 3.2, None),
     )
-    at = {
-        o.batch_size: o
-        for o in observations_of_runs(record, {"bounds": [[1024, 200.0], [128, 200.0]]})
-    }
+    at = {o.batch_size: o for o in observations_of_runs(record, {1024: 200.0, 128: 200.0})}
     assert {size: o.k for size, o in at.items()} == {32: 200, 128: 70, 512: 10, 1024: 200}
     assert at[32].noise == at[128].noise == SEED_SPREAD and at[32].resolution == 10
     assert at[512].bound == AT_MOST, "the goal may have been met before the first check"
@@ -80,6 +89,54 @@ def test_each_batch_size_has_the_fewest_steps_of_its_runs_with_the_noise_of_a_ru
     # The first rate took 128 steps; the race cut its curve at 96, where a later rate met the goal.
     raced = record_of(result(128, 0, 0.4, None, timed={"steps": 128}), result(128, 1, 0.8, 90))
     assert seconds_of_runs(raced, PLAN, lambda batch_size: 0.01) == pytest.approx(2.18)
+
+
+def search_rates(random: np.random.Generator, first: tuple[float, float]) -> tuple[int, float]:
+    """Return the number of rates of a search, and the expected log K of its best less log K."""
+    best_rate = random.uniform(-1.0, 1.5)  # in doublings of the rate by the rule
+    tried: dict[float, Outcome] = {}
+    expected = {}
+    fewest = math.inf
+    factor = next_factor(tried, first)
+    while factor is not None:
+        expected[factor] = math.log(1.22) * (math.log2(factor) - best_rate) ** 2
+        log_k = expected[factor] + SEED_SPREAD * random.standard_normal()
+        if log_k < fewest:
+            tried[factor] = Outcome(MET, 1e6 * math.exp(log_k))
+            fewest = log_k
+        else:
+            tried[factor] = Outcome(MISSED, log_k)
+        factor = next_factor(tried, first)
+    best = min(tried, key=lambda each: tried[each])
+    return len(tried), expected[best] - fewest
+
+
+@pytest.mark.parametrize("first", FIRST_FACTORS.values())
+def test_the_luck_of_the_least_is_that_of_a_simulated_search(first):
+    random = np.random.default_rng(0)
+    luck = []
+    luck_of_two = []
+    for _ in range(4000):
+        rates, of_search = search_rates(random, first)
+        (luck if rates >= SEARCHED_RATES else luck_of_two).append(of_search)
+    assert np.mean(luck) == pytest.approx(LUCK_OF_SEARCH, abs=0.02)
+    assert np.mean(luck_of_two) == pytest.approx(0.0, abs=0.06)
+
+
+def test_the_law_is_fitted_to_k_of_a_further_run_and_the_table_shows_the_real_one():
+    one = record_of(result(128, 0, 0.4, 90))
+    three = record_of(*(result(128, point, 0.2 * 2**point, 90) for point in range(3)))
+    others_diverged = record_of(
+        result(128, 0, 0.4, 90), result(128, 1, 0.8, None), result(128, 2, 0.2, None)
+    )
+    records = {"one": one, "three": three, "others diverged": others_diverged}
+    expected = {}
+    for name, record in records.items():
+        (observation,) = observations_of_runs(record, {})
+        assert observation.k == 90
+        expected[name] = data_of([observation]).steps.item()
+    assert expected["one"] == expected["others diverged"] == 90
+    assert expected["three"] == pytest.approx(90 * math.exp(0.13))
 
 
 def test_only_the_second_half_of_the_pilot_tells_the_noise_scale():
