@@ -24,7 +24,8 @@ from unittest.mock import patch
 from advise_calibration import CONFIGS, COVERAGE, RESULTS, ROOT, WORKLOADS, Workload, read_results
 
 SEEDS = (1, 2, 3)
-TIMED_SECONDS = 2.0  # of steps at each batch size
+ROUNDS = 3  # of timing all batch sizes; a single time is 10 % off on a quiet machine
+TIMED_SECONDS = 2.0  # of steps at each batch size in each round
 MIN_TIMED_STEPS = 5
 MAX_TIMED_STEPS = 400
 # What advise prints before the user's run.
@@ -147,13 +148,17 @@ def ask(name: str, folder: str, sizes: list[int]) -> None:
         code = give_advice(command, answers)
         ended = time.time()
     (advice,) = answers
-    # A record is cut at the race limit, but the cost is what was run.
+    # A record is cut at the race limit, but the cost is what was run. The user's run counts with its
+    # readings and its start, the others by their steps and validations.
     with patch("lit_dps.storage.read.truncate_at_race_limit", lambda results, *_: results):
         record = lit_dps.load(f"{advice.name}-advice", folder).analysis.record
     runs = []
     for cell, results in record.results.items():
         for result in results:
-            runs.append([cell.batch_size, result.steps_run, result.seconds])
+            seconds = result.seconds
+            if cell.batch_size != record.batch_sizes[0]:
+                seconds = result.timed["training"] + result.timed["checking"]
+            runs.append([cell.batch_size, result.steps_run, seconds, result.seconds])
     (stored,) = [each for each in list_advice(storage_url(folder)).values() if "pilot" in each]
     document = advice.to_dict()
     fits = []
@@ -197,7 +202,8 @@ def seconds_of_training(pilot: Any, check_seconds: float) -> float:
 def timed_steps(config: str, sizes: list[int]) -> tuple[dict[int, float], float]:
     """Return seconds of a step with its share of a check by batch size, and seconds of a check.
 
-    They are those of `fit`. The time for which the process waits for a CPU is left out.
+    They are those of `fit`, each the median over rounds. The time for which the process waits for a
+    CPU is left out.
 
     Args:
         config: The file of the configuration.
@@ -215,18 +221,22 @@ def timed_steps(config: str, sizes: list[int]) -> tuple[dict[int, float], float]
     setup = dataclasses.replace(setup, study=dataclasses.replace(setup.study, engine=LIGHTNING))
     torch.set_num_threads(fit_threads(setup))
     interval = setup.built_goal.check_interval
-    steps = {}
-    checks = []
-    for size in sizes:
-        trial = Trial(Cell(size), 0, setup.middle, setup.study.seed)
+    trials = {size: Trial(Cell(size), 0, setup.middle, setup.study.seed) for size in sizes}
+    counts = {}
+    for size, trial in trials.items():
         rough = timed_run(setup, trial, MIN_TIMED_STEPS)
         count = round(TIMED_SECONDS / (rough.step - rough.step_waited))
-        count = min(max(count, MIN_TIMED_STEPS), MAX_TIMED_STEPS)
-        times = timed_run(setup, trial, count)
-        steps[size] = times.step - times.step_waited
-        checks.append(times.check - times.check_waited)
+        counts[size] = min(max(count, MIN_TIMED_STEPS), MAX_TIMED_STEPS)
+    steps: dict[int, list[float]] = {size: [] for size in sizes}
+    checks = []
+    for _ in range(ROUNDS):
+        for size, trial in trials.items():
+            times = timed_run(setup, trial, counts[size])
+            steps[size].append(times.step - times.step_waited)
+            checks.append(times.check - times.check_waited)
     check = statistics.median(checks)
-    return {size: step + check / interval for size, step in steps.items()}, check
+    share = check / interval
+    return {size: statistics.median(each) + share for size, each in steps.items()}, check
 
 
 def predictions(law: Any, sizes: list[int]) -> list[list[float]]:

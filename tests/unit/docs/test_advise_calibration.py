@@ -32,7 +32,7 @@ def result(recommended: int = 64):
     return {
         "pilot_size": 32,
         "pilot": {"steps": 100, "steps_run": 100, "seconds": 2.0},
-        "runs": [[32, 100, 2.0], [64, 60, 1.5], [64, 60, 0.5]],
+        "runs": [[32, 100, 2.0, 2.0], [64, 60, 1.5, 1.8], [64, 60, 0.5, 0.7]],
         "training_seconds": 1.6,
         "announced": 3.0,
         "exhaustive": rows,
