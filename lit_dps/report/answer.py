@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 
@@ -258,8 +259,15 @@ def _saved_text(row: Row, unit: str) -> str:
     low, high = row[f"{unit}_low"], row[f"{unit}_high"]
     if low is None:
         return text
-    limits = [f"{round(100 * (limit - 1)):+d} %" for limit in (low, high)]
-    return f"{text} [{', '.join(limits)}]"
+    return f"{text} [{_change_text(low)}, {_change_text(high)}]"
+
+
+def _change_text(ratio: float) -> str:
+    """Return the change of a ratio from 1, such as "-31 %"; an infinite ratio is "+inf %"."""
+    percent = 100 * (ratio - 1)
+    if math.isfinite(percent):
+        percent = round(percent)
+    return f"{percent:+} %"
 
 
 def _first_with(rows: Sequence[Row], column: str) -> Row | None:

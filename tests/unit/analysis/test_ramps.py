@@ -14,6 +14,7 @@ from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Series, Status, Trial, TrialResult
 from lit_dps.report.answer import ramp_text
+from lit_dps.report.publish import publish
 from tests.support.texts import answer_text
 
 SPACE = {"model.learning_rate": Range(1e-3, 10.0, "log")}
@@ -130,3 +131,16 @@ def test_repeats_that_miss_the_goal_widen_the_limits():
     repeats[Cell(16, 0.0, CONSTANT)] = [60, 60, 60, None, None]
     (row,) = study(repeats=repeats).ramps.to_dict("records")
     assert (row["steps_low"], row["steps_high"]) == (0.0, math.inf)
+
+
+def test_a_limit_that_is_infinite_is_written_and_the_study_is_published(tmp_path):
+    # One repeat of five missed the goal, so some resampled medians of the ramp are infinite.
+    repeats = {
+        Cell(16, 0.0, CONSTANT): [60, 60, 60, 60, 60],
+        Cell(64, 0.0, RAMP): [24, 30, 36, 40, None],
+    }
+    found = study(repeats=repeats)
+    text = ramp_text(found, Series(0.0, RAMP), 64)
+    assert "40 % fewer steps [-60 %, +inf %] and 57 % more examples [-23 %, +inf %]" in text
+    publish(found, tmp_path)
+    assert text in (tmp_path / "report.html").read_text(encoding="utf-8")
