@@ -315,7 +315,8 @@ FAILURE_TAG = "lit_dps.failure"  # why it failed or stopped, in one line; absent
 
 # ---- Metrics of MLflow runs, by the kind of the run ----
 # trial: steps_to_result, seconds, kept/TENSOR, theory/TERM, observed/COUNT, readings of the end by
-#   column; by step: the goal's metric, train_loss, readings by column
+#   column; by step: the goal's metric, train_loss, readings by column, examples, and curve/seconds,
+#   the training time so far
 # cell: K_star, the number of trials of each status, theory/TERM; of repeats: K_median, repeats,
 #   missed
 # study: noise_scale, noise_scale_low, noise_scale_readings, and c1/S_0.9, c2/S_0.9, b_crit/S_0.9 of

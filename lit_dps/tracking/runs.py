@@ -119,7 +119,24 @@ def trial_tags(result: TrialResult) -> dict[str, str]:
     return tags
 
 
-def trial_metrics(result: TrialResult) -> dict[str, float]:
+def trial_points(result: TrialResult) -> list[MetricPoint]:
+    """Return all metrics of a trial's run: those with one value at step 0, then its curves.
+
+    A curve gets the prefix "curve/" if its name is a metric with one value: "seconds" is the wall
+    time of the trial, and "curve/seconds" its training time so far. `LoggedAttempt` needs the
+    former, which points at later steps would replace.
+    """
+    values = _trial_metrics(result)
+    points = [MetricPoint(name, value, 0) for name, value in values.items()]
+    for curve in (result.curve, *result.readings.values()):
+        for point in _curve_points(curve):
+            if point.name in values:
+                point = point._replace(name=f"curve/{point.name}")
+            points.append(point)
+    return points
+
+
+def _trial_metrics(result: TrialResult) -> dict[str, float]:
     """Return the metrics of a trial's run that have one value."""
     metrics = {"seconds": result.seconds}
     if result.steps is not None and result.cost is not None:
@@ -155,7 +172,7 @@ def cell_params(cell: Cell) -> dict[str, object]:
     return {"batch_size": cell.batch_size, "sparsity": cell.sparsity, **dict(cell.axes)}
 
 
-def curve_points(curve: Mapping[str, Sequence[float]]) -> list[MetricPoint]:
+def _curve_points(curve: Mapping[str, Sequence[float]]) -> list[MetricPoint]:
     """Return the logged points of a curve."""
     steps = curve.get("step", ())
     points = []

@@ -47,15 +47,13 @@ from lit_dps.tracking.pages import SHARED, view_key, views_of
 from lit_dps.tracking.runs import (
     MAX_TAG_CHARACTERS,
     LoggedAttempt,
-    MetricPoint,
     StudyRuns,
     TrialKey,
     cell_params,
-    curve_points,
     log_artifacts,
     run_name,
-    trial_metrics,
     trial_params,
+    trial_points,
     trial_tags,
 )
 
@@ -351,11 +349,7 @@ class MlflowSync:
             run_name=run_name(result.trial),
         )
         run_id = run.info.run_id
-        points = [MetricPoint(name, value, 0) for name, value in trial_metrics(result).items()]
-        points += curve_points(result.curve)
-        for columns in result.readings.values():
-            points += curve_points(columns)
-        self.runs.log(run_id, points, trial_params(result))
+        self.runs.log(run_id, trial_points(result), trial_params(result))
         if result.traceback:
             self.runs.client.log_text(run_id, result.traceback, "traceback.txt")
         self.runs.client.set_terminated(run_id, RUN_STATES.get(result.status, "FINISHED"))

@@ -230,6 +230,23 @@ def test_attempts_are_told_apart_by_their_number(tmp_path):
     assert tracker.logged()[str(cell), 0, 0] == LoggedAttempt(7, "complete", 61.0)
 
 
+def test_training_seconds_of_a_curve_do_not_replace_the_wall_time(tmp_path):
+    """The wall time tells which attempt a run shows, so a second sync must keep the run."""
+    cell = Cell(16, 0.0)
+    curve = {"step": [16, 32], "val_error": [0.5, 0.1], "seconds": [0.1, 0.2]}
+    stored = result(cell, 0, 32, curve=curve, seconds=2.0)
+    record = SimpleNamespace(repeats={}, results={cell: [stored]})
+    ids = []
+    for _ in range(2):
+        tracker = MlflowSync(f"sqlite:///{tmp_path}/mlflow.db", str(tmp_path), "digits", "s", {})
+        tracker.sync(record)
+        (run,) = tracker.runs.find({"lit_dps.kind": "trial"})
+        ids.append(run.info.run_id)
+    assert ids[0] == ids[1]
+    assert (run.data.metrics["seconds"], run.data.metrics["curve/seconds"]) == (2.0, 0.2)
+    assert tracker.logged()[str(cell), 0, 0].seconds == 2.0
+
+
 class Slow(MlflowSync):
     """A server that takes ten seconds for a trial, by a clock that nobody waits for."""
 
