@@ -15,6 +15,7 @@ from lit_dps.analysis.ramps import constant_series
 from lit_dps.analysis.rates import RateLaw
 from lit_dps.analysis.tables import Row, cell_of, records, rows_of, three_digits, value_text, where
 from lit_dps.core.batch_schedule import CONSTANT, GROWING, NAME_KEY
+from lit_dps.core.racing import best_trial
 from lit_dps.core.record import StudyRecord, cell_text
 from lit_dps.core.text import every, format_duration
 from lit_dps.core.trial import Cell, Series, Status
@@ -335,5 +336,11 @@ def retrain_command(analysis: Analysis, storage: Sequence[str] = ()) -> str | No
     cell = fastest_of(analysis.answers)
     if cell is None:
         cell = min(analysis.answers, key=lambda each: (analysis.answers[each]["k_star"], each))
-    command = ["lit-dps", "fit", "--of", analysis.record.name, "--cell", cell_text(cell), *storage]
-    return shlex.join([*command, "--checkpoint", "best.ckpt"])
+    command = ["lit-dps", "fit", "--of", analysis.record.name, "--cell", cell_text(cell)]
+    best = analysis.by_cell[cell].best
+    original = analysis.original
+    stored = best_trial(original.results.get(cell, ()), original.statistic)
+    # Without `--point`, `fit` trains the trial of K* of the stored study.
+    if best is not None and (stored is None or stored.trial.point != best.trial.point):
+        command += ["--point", str(best.trial.point)]
+    return shlex.join([*command, *storage, "--checkpoint", "best.ckpt"])

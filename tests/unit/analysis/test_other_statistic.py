@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 from itertools import combinations
 
 import numpy as np
@@ -22,8 +23,10 @@ from lit_dps.analysis.rate_rules import TOO_FEW
 from lit_dps.core.goal import Goal
 from lit_dps.core.statistic import MINIMUM, median_of_best
 from lit_dps.core.trial import Cell
+from lit_dps.report.answer import retrain_command
 from lit_dps.report.screen import screen
 from lit_dps.storage.read import read_study
+from lit_dps.study.retrain import stored_trial
 from tests.support.errors import refuses
 from tests.support.fake_study import analysis_of, law_study, result, write_study
 
@@ -170,3 +173,18 @@ def test_a_study_is_written_with_its_statistic():
     write_study(storage, {CELL: [trial(CELL, 0, 96)]}, statistic="median_of_best_0")
     with refuses("study.statistic", "median_of_best_0"):
         read_study(storage, "fake")
+
+
+def test_the_command_retrains_the_trial_of_the_shown_statistic():
+    for name in ("minimum", MEDIAN):
+        for stored in (study(None), study()):
+            shown = stored.with_statistic(name)
+            words = shlex.split(retrain_command(shown))
+            cell = stored.record.parse_cell(words[words.index("--cell") + 1])
+            point = None
+            if "--point" in words:
+                point = int(words[words.index("--point") + 1])
+            best = shown.by_cell[cell].best.trial.point
+            assert stored_trial(stored.record, cell, point).trial.point == best
+            # The trial of the stored statistic needs no number.
+            assert (point is None) == (shown.record.statistic is stored.record.statistic)
