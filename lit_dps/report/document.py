@@ -180,7 +180,8 @@ class Document:
             has `near_best` (the ends of the batch sizes within 10 % of the least mean time, and
             their devices), `measured` (its `log_error` is the standard error of log K; null if
             unknown), `next_run` and `assumed` (with the notes of the law and the law of rates).
-            `fit` has `outcome`, `last_value` (of the metric of the goal) and `checkpoint`.
+            `fit` has `outcome`, `last_value` (of the metric of the goal; null without a validation,
+            and if the last one stopped early) and `checkpoint`.
     """
 
     source: str
@@ -350,11 +351,17 @@ def run_document(
     """
     last_value = None
     last_step = None
+    notes = []
     if attempt.curve["step"]:
         last_step = int(attempt.curve["step"][-1])
-        last_value = attempt.curve[attempt.goal.metric][-1]
+        if attempt.curve.get("exact", [1])[-1]:
+            last_value = attempt.curve[attempt.goal.metric][-1]
+        else:
+            notes.append(
+                "last_value is unknown, because the validation stopped early: "
+                f"{attempt.last_validation}."
+            )
     steps = attempt.steps_to_result
-    notes = []
     if steps is None:
         steps = last_step
         entry.bound = "at least"

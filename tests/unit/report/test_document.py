@@ -221,6 +221,18 @@ def test_a_run_of_fit_has_the_keys_of_a_study(study):
     assert common <= met.keys() & document.keys()
 
 
+def test_a_last_value_that_is_a_bound_is_null_and_named_in_a_note():
+    attempt = Attempt(None, Goal(0.1, check_interval=8, max_steps=16))
+    attempt.enable_early_validations()
+    found = []
+    for step, is_exact in ((8, True), (16, False)):
+        attempt.record(Validation(step, 0.1001, is_exact, 1.0))
+        document = run_document(attempt, CellEntry(batch_size=8), None, None, lambda steps: 8)
+        found.append((document.to_dict()["last_value"], len(document.notes)))
+    assert found == [(0.1001, 0), (None, 1)]
+    assert "at least 0.1001" in document.notes[0]
+
+
 def test_a_goal_at_the_first_check_is_an_upper_bound_and_unknown_examples_are_null():
     attempt = Attempt(None, Goal(0.1, check_interval=4, max_steps=8))
     attempt.record(Validation(4, 0.05, True, 1.0, True))
