@@ -50,6 +50,8 @@ class ExpectedSteps(NamedTuple):
         why_not_law: Why they are not from its law; empty if they are.
         seconds: The time to the goal with its limits, if it is not from the seconds of a step: K*
             in seconds; or, if the batch size changes along a trial, by the clock of the runs.
+        is_bound: Whether the steps and the time are upper bounds.
+        is_first_check: Whether they are bounds since the steps are at the first check.
     """
 
     value: float
@@ -58,6 +60,8 @@ class ExpectedSteps(NamedTuple):
     statistic: str
     why_not_law: str
     seconds: tuple[float, float, float] | None = None
+    is_bound: bool = False
+    is_first_check: bool = False
 
 
 def expected_steps(
@@ -80,7 +84,7 @@ def expected_steps(
     expected = {}
     answered = by_series(summary for summary in cells if summary.k_star is not None)
     for series, summaries in answered.items():
-        by_law = _steps_by_law(laws[series], summaries)
+        by_law = _steps_by_law(laws[series], summaries, repeats)
         for summary in summaries:
             steps = by_law[summary.cell]
             repeated = repeats.get(summary.cell) if steps.statistic == MEDIAN else None
@@ -115,7 +119,9 @@ def _of_runs(
     return steps._replace(seconds=(math.nan if clock is None else clock, math.nan, math.nan))
 
 
-def _steps_by_law(law: Law, cells: Sequence[CellSummary]) -> dict[Cell, ExpectedSteps]:
+def _steps_by_law(
+    law: Law, cells: Sequence[CellSummary], repeats: Mapping[Cell, RepeatSummary]
+) -> dict[Cell, ExpectedSteps]:
     """Return the expected steps of cells of one series that have a K*."""
     statistic = K_STAR
     if law.uses_medians:
@@ -129,13 +135,24 @@ def _steps_by_law(law: Law, cells: Sequence[CellSummary]) -> dict[Cell, Expected
         elif row["known"] == "measured":
             steps[summary.cell] = ExpectedSteps(*limits, statistic, str(law.verdict))
         else:
-            # K is an upper bound: it is at the first check, or most trials have no result yet.
+            # K is an upper bound: it is at the first check, or runs have no result yet.
             assert summary.k_star is not None
+            is_first = summary.is_at_first_check
+            if statistic == MEDIAN:
+                repeated = repeats[summary.cell]
+                is_first = repeated.is_at_first_check(repeated.quantile(0.5))
             batch_size = summary.cell.batch_size
             k_star = summary.k_star / law.unit.per_step(batch_size)
             k = float(law.k_star.get(batch_size, k_star))
-            limits = k, math.nan, math.nan
-            steps[summary.cell] = ExpectedSteps(*limits, statistic, "K is an upper bound there")
+            steps[summary.cell] = ExpectedSteps(
+                value=k,
+                low=math.nan,
+                high=math.nan,
+                statistic=statistic,
+                why_not_law="K is an upper bound there",
+                is_bound=True,
+                is_first_check=is_first,
+            )
     return steps
 
 
@@ -155,7 +172,8 @@ def answer_rows(
     fastest (least total_seconds of the series), near (within 10 % of the fastest), fewest (least
     examples of the series), training_seconds (as step_seconds; missing if the trials do not
     separate steps from checks) and check_seconds (of one validation); steps to the goal with
-    steps_low and steps_high (95 %), as `expected`, else K*; seconds_low and seconds_high (95 %),
+    steps_low and steps_high (95 %), as `expected`, else K*; steps_floor (1 where these steps, their
+    examples and all times to the goal are upper bounds); seconds_low and seconds_high (95 %),
     from these and the spread of step times; steps_of and why_not_law, as in `ExpectedSteps`;
     validation_seconds (of all validations up to the goal, one every `validate_every` steps; missing
     without it), probability (of being the fastest of the series, `probabilities_of_fastest`),
@@ -167,16 +185,31 @@ def answer_rows(
     rows: list[dict[str, Any]] = []
     for summaries in answered.values():
         of_series = []
+        are_first_checks = []
         for summary in summaries:
-            steps = ExpectedSteps(float(summary.k_star_steps or 0), math.nan, math.nan, K_STAR, "")
+            steps = _steps_of_k_star(summary)
             if expected is not None:
                 steps = expected.get(summary.cell, steps)
+            are_first_checks.append(steps.is_first_check)
             times = seconds.get(summary.cell, _UNTIMED)
             of_series.append(_row(record, summary, steps, times, validate_every))
         _add_totals(of_series, validate_every)
-        _add_marks(of_series, [summary.is_at_first_check for summary in summaries])
+        _add_marks(of_series, are_first_checks)
         rows += of_series
     return frame(rows)
+
+
+def _steps_of_k_star(summary: CellSummary) -> ExpectedSteps:
+    """Return the steps of the K* of a cell."""
+    return ExpectedSteps(
+        value=float(summary.k_star_steps or 0),
+        low=math.nan,
+        high=math.nan,
+        statistic=K_STAR,
+        why_not_law="",
+        is_bound=summary.is_upper_bound,
+        is_first_check=summary.is_at_first_check,
+    )
 
 
 def _add_totals(rows: Sequence[dict[str, Any]], validate_every: int | None) -> None:
@@ -202,9 +235,9 @@ def _add_totals(rows: Sequence[dict[str, Any]], validate_every: int | None) -> N
 def is_upper_bound(row: Row) -> bool:
     """Return True if steps, examples and seconds of a row of `answer_rows` are upper bounds.
 
-    They are where K* is an upper bound and the law has no better value.
+    They are where K* or the median is an upper bound and the law has no better value.
     """
-    return bool(row["floor"]) and pd.isna(row["steps_low"])
+    return bool(row["steps_floor"])
 
 
 def fastest_of(answers: Mapping[Cell, Row]) -> Cell | None:
@@ -253,6 +286,7 @@ def _row(
         "steps": steps.value,
         "steps_low": steps.low,
         "steps_high": steps.high,
+        "steps_floor": int(steps.is_bound),
         "seconds_low": low,
         "seconds_high": high,
         "steps_of": steps.statistic,
@@ -290,7 +324,7 @@ def _add_marks(rows: Sequence[dict[str, Any]], are_first_checks: Sequence[bool])
 
     Args:
         rows: The rows (n,).
-        are_first_checks: (n,), whether K* is at the first check.
+        are_first_checks: (n,), whether the steps are at the first check, an upper bound.
     """
     # Without c2 a law needs the same examples at each batch size, but for rounding.
     examples = np.array([row["examples"] for row in rows], float).round(_EXAMPLE_DIGITS)
@@ -300,7 +334,7 @@ def _add_marks(rows: Sequence[dict[str, Any]], are_first_checks: Sequence[bool])
     for row, is_first in zip(rows, are_first_checks, strict=True):
         if not math.isnan(row["total_seconds"]):
             timed.append(row)
-            are_bounds.append(is_first and is_upper_bound(row))
+            are_bounds.append(is_first)
     if not timed:
         return
     fastest = min(timed, key=lambda row: row["total_seconds"])
@@ -323,13 +357,13 @@ def probabilities_of_fastest(rows: Any, are_bounds: np.ndarray | None = None) ->
     The logarithm of each time is drawn `TIME_DRAWS` times from a normal distribution whose sides
     have the 95 % limits of the row. Rows are independent. That overstates the uncertainty of
     differences, since the error of the law is common, and puts more batch sizes into the answer.
-    A time to a K* at the first check is drawn uniformly from 0 to this bound. Another upper bound,
+    A time to the first check is drawn uniformly from 0 to this bound. Another upper bound,
     as of a cell with few trials, counts as it is. The draws are the same at every call.
 
     Args:
         rows: A table with columns total_seconds, total_low and total_high. A row without limits
             counts as exact, unless it is a bound.
-        are_bounds: (n,), whether a time is to a K* at the first check; by default none is.
+        are_bounds: (n,), whether a time is to the first check, a bound; by default none is.
     """
     seconds = rows["total_seconds"].astype(float)
     middle = np.log(seconds).to_numpy()

@@ -120,7 +120,7 @@ def _row_to_print(study: Analysis, summary: CellSummary) -> dict[str, str]:
     else:
         columns |= {
             head: k_star_text(row["k_star"], row["floor"]),
-            EXPECTED: three_digits(row["steps"]),
+            EXPECTED: bound_sign(row) + three_digits(row["steps"]),
             EXAMPLES: examples_text(row),
             STEP: format_duration(row["step_seconds"]),
         }

@@ -11,7 +11,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.answer import MEDIAN
 from lit_dps.analysis.summary import CellSummary, can_move
+from lit_dps.core.trial import Cell
 from lit_dps.core.unit import SECONDS
 from lit_dps.report.no_result import have_diverged, have_failed, have_no_k_star, missed_text
 from lit_dps.report.notes import Level, Note, Values, first_names, lines_of
@@ -151,14 +153,28 @@ def few_trials_bounds(study: Analysis) -> Iterator[Values]:
 def first_check_bounds(study: Analysis) -> Iterator[Values]:
     """Yield K* at the first validation, which are upper bounds."""
     bounds = [cell.cell for cell in study.cells if cell.is_at_first_check]
-    if not bounds:
-        return
-    places = [str(cell) for cell in bounds]
+    if bounds:
+        counts = {"count": len(bounds), "cells": len(study.cells)}
+        yield {**counts, "places": _places_text(study, bounds)}
+
+
+def median_bounds(study: Analysis) -> Iterator[Values]:
+    """Yield the medians over seeds of the answer that are upper bounds."""
+    bounds = []
+    for cell, steps in study.expected_steps.items():
+        if steps.statistic == MEDIAN and steps.is_bound:
+            bounds.append(cell)
+    if bounds:
+        yield {"places": _places_text(study, bounds)}
+
+
+def _places_text(study: Analysis, cells: Sequence[Cell]) -> str:
+    """Return the first of some cells as text, by batch size if the study has one series."""
+    places = [str(cell) for cell in cells]
     if len(study.record.series) == 1:
-        places = [f"B = {bounds[0].batch_size}"]
-        places += [str(cell.batch_size) for cell in bounds[1:]]
-    counts = {"count": len(bounds), "cells": len(study.cells)}
-    yield {**counts, "places": ", ".join(first_names(places))}
+        places = [f"B = {cells[0].batch_size}"]
+        places += [str(cell.batch_size) for cell in cells[1:]]
+    return ", ".join(first_names(places))
 
 
 def single_complete_trials(study: Analysis) -> Iterator[Values]:
@@ -274,6 +290,13 @@ RESULTS = (
         "K* at {places} is an upper bound (<=), so it may be faster there: lower "
         "goal.check_interval.",
         "K* is at the first validation in {count} of {cells} cells. The law leaves them out.",
+        Level.WEAK,
+    ),
+    Note(
+        median_bounds,
+        "The median K over seeds at {places} is an upper bound (<=), so it may be faster there.",
+        "It is at the first validation (lower goal.check_interval), or repeats were stopped before "
+        "they could meet the goal. The law leaves it out.",
         Level.WEAK,
     ),
     Note(

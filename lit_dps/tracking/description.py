@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.answer import is_upper_bound
 from lit_dps.analysis.local_sgd import communications
 from lit_dps.analysis.summary import CellSummary
 from lit_dps.analysis.tables import cell_texts, k_star_text, records
@@ -183,6 +184,8 @@ def cell_outcomes(study: Analysis) -> Iterator[CellOutcome]:
             for name, column in ANSWER_METRICS.items():
                 if row[column] is not None:
                     metrics[name] = row[column]
+            if is_upper_bound(row):
+                metrics["to_goal_upper_bound"] = 1
         for name in PREDICTION_COLUMNS:
             if terms[name] is not None:
                 metrics[f"theory/{name}"] = terms[name]
@@ -202,6 +205,8 @@ def _counts(study: Analysis, summary: CellSummary) -> dict[str, Any]:
         metrics["missed"] = repeats.missed
         if repeats.finite_median is not None:
             metrics["K_median"] = repeats.finite_median
+            if repeats.is_upper_bound(0.5):
+                metrics["K_median_upper_bound"] = 1
     exchanges = communications(study.record, summary)
     if exchanges is not None:
         metrics["communications"] = exchanges
