@@ -321,7 +321,7 @@ FAILURE_TAG = "lit_dps.failure"  # why it failed or stopped, in one line; absent
 #   missed; 1 for upper bounds: K_star_upper_bound, K_median_upper_bound, to_goal_upper_bound (of
 #   seconds_to_goal, total_seconds_to_goal and examples_to_goal)
 # study: noise_scale, noise_scale_low, noise_scale_readings, and c1/S_0.9, c2/S_0.9, b_crit/S_0.9 of
-#   each fitted law; by batch size: K_star/S_0.9, K_median/S_0.9
+#   each law that describes K*; by batch size, without upper bounds: K_star/S_0.9, K_median/S_0.9
 # study of advise: advice/*: step_seconds by local batch size, run_steps of what is recommended,
 #   critical_at_least by the step of a fork, and the answer
 

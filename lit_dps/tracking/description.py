@@ -214,24 +214,31 @@ def _counts(study: Analysis, summary: CellSummary) -> dict[str, Any]:
 
 
 def scaling(study: Analysis) -> dict[str, dict[int, float]]:
-    """Return K* and the median of repeats of each series, by batch size."""
+    """Return K* and the median of repeats of each series, by batch size.
+
+    Upper bounds are left out, because MLflow cannot mark a point of a curve.
+    """
     scaling: dict[str, dict[int, float]] = {}
     for summary in study.cells:
         cell = summary.cell
         series = _metric_name(cell.series)
         repeats = study.repeats_of_k_star.get(cell)
-        if repeats is not None and repeats.finite_median is not None:
-            scaling.setdefault(f"K_median/{series}", {})[cell.batch_size] = repeats.finite_median
-        if summary.k_star is not None:
+        if repeats is not None and not repeats.is_upper_bound(0.5):
+            median = repeats.finite_median
+            if median is not None:
+                scaling.setdefault(f"K_median/{series}", {})[cell.batch_size] = median
+        if summary.k_star is not None and not summary.is_upper_bound:
             scaling.setdefault(f"K_star/{series}", {})[cell.batch_size] = summary.k_star
     return scaling
 
 
 def study_metrics(study: Analysis) -> dict[str, Any]:
-    """Return the constants of the fitted laws and the noise scale."""
+    """Return the constants of the laws that describe K*, bounds of B_crit and the noise scale."""
     metrics: dict[str, Any] = {}
     for series, row in zip(sorted(study.laws), records(study.law_table), strict=True):
-        names = ["c1", "c2"]
+        names = []
+        if study.laws[series].describes_k:
+            names += ["c1", "c2"]
         if row["identifiable"]:
             names.append("b_crit")
         else:

@@ -14,7 +14,7 @@ from lit_dps.core.config import StudyConfig
 from lit_dps.core.goal import Goal
 from lit_dps.core.record import grid
 from lit_dps.core.search_space import Range
-from lit_dps.core.trial import Cell, Status, Trial, TrialResult
+from lit_dps.core.trial import Cell, Series, Status, Trial, TrialResult
 from lit_dps.storage import schema
 from lit_dps.storage.cells import REPORTED_VALUES
 from lit_dps.storage.database import open_storage
@@ -24,10 +24,17 @@ from lit_dps.storage.samplers import SobolSampler
 from lit_dps.storage.schema import cell_study_name
 from lit_dps.storage.stored_format import study_attributes
 from lit_dps.storage.trial_queue import TrialQueue
-from lit_dps.tracking.description import LAST_LINE, constants, lines_within, markdown
+from lit_dps.tracking.description import (
+    LAST_LINE,
+    constants,
+    lines_within,
+    markdown,
+    scaling,
+    study_metrics,
+)
 from lit_dps.tracking.pages import CELLS, CURVES, page_address, view_key, views_of
 from lit_dps.tracking.sync import MlflowSync
-from tests.support.fake_study import analysis_of, law_results
+from tests.support.fake_study import analysis_of, law_results, result
 from tests.support.runs import trials_of
 
 SPACE = {"model.learning_rate": Range(1e-3, 1.0, "log")}
@@ -175,6 +182,30 @@ def test_what_a_cell_or_a_trial_sets_is_no_constant():
         "study": study,
     }
     assert constants(config) == {"data": "a.Data", "pruning.method": "snip"}
+
+
+def of_steps(steps: dict[int, int]):
+    """The analysis of a study with three equal trials at each batch size, checked every 16 steps."""
+    rate = {"model.learning_rate": 0.1, "model.momentum": 0.9}
+    cells = {}
+    for batch_size, k in steps.items():
+        cell = Cell(batch_size, 0.0)
+        cells[cell] = [result(cell, point, k, params=rate) for point in range(3)]
+    return analysis_of(cells, trials=3)
+
+
+def test_the_curve_of_k_star_has_no_upper_bounds():
+    # B = 256 meets the goal at the first check.
+    study = of_steps({4: 1600, 16: 480, 64: 192, 256: 16})
+    assert scaling(study) == {"K_star/S_0": {4: 1600, 16: 480, 64: 192}}
+
+
+def test_constants_of_a_law_that_does_not_describe_k_are_not_logged():
+    rising = of_steps({4: 640, 16: 160, 64: 480, 256: 960})
+    assert rising.laws[Series(0.0)].fit is not None
+    assert study_metrics(rising) == {}
+    falling = of_steps({4: 1600, 16: 480, 64: 192, 256: 128})
+    assert study_metrics(falling)["c1/S_0"] == pytest.approx(6000, rel=0.1)
 
 
 def test_mlflow_holds_description_constants_and_views(study, tmp_path):
