@@ -21,7 +21,7 @@ import time
 from typing import Any
 from unittest.mock import patch
 
-from advise_calibration import CONFIGS, COVERAGE, RESULTS, ROOT, WORKLOADS, Workload, read_results
+from advise_results import CONFIGS, COVERAGE, RESULTS, ROOT, WORKLOADS, Workload, read_results
 
 SEEDS = (1, 2, 3)
 ROUNDS = 3  # of timing all batch sizes; a single time is 10 % off on a quiet machine
@@ -156,7 +156,7 @@ def ask(name: str, folder: str, sizes: list[int]) -> None:
     for cell, results in record.results.items():
         for result in results:
             seconds = result.seconds
-            if cell.batch_size != record.batch_sizes[0]:
+            if cell.batch_size != record.batch_sizes[0] or result.trial.point:
                 seconds = result.timed["training"] + result.timed["checking"]
             runs.append([cell.batch_size, result.steps_run, seconds, result.seconds])
     (stored,) = [each for each in list_advice(storage_url(folder)).values() if "pilot" in each]

@@ -22,6 +22,7 @@ from lit_dps.analysis.answer import NEAR
 from lit_dps.analysis.intervals import NORMAL_95
 from lit_dps.analysis.law import Law
 from lit_dps.analysis.rates import RATE_IS_TUNED, RateLaw
+from lit_dps.analysis.tables import listed_numbers
 from lit_dps.core.batch_schedule import CONSTANT_BATCH
 from lit_dps.core.text import format_duration
 
@@ -338,6 +339,14 @@ def _assumptions(made: Answer, costs: Costs) -> tuple[str, ...]:
             )
         elif rate is not None and rate.is_searched and not law.uses_medians:
             lines.append("Steps are K, the least of several trials. One run usually needs more.")
+    lucky = [each for each in law.observations if each.luck]
+    if lucky:
+        sizes = listed_numbers(each.batch_size for each in lucky)
+        most = 100 * math.expm1(max(each.luck for each in lucky))
+        lines.append(
+            f"K at B = {sizes} is the least of several learning rates, so steps are those of a "
+            f"further run: up to {most:.0f} % more than K."
+        )
     if "measured" in set(table["steps_known"]):
         lines.append("Without a law, the fastest row is partly the luckiest one.")
     if isinstance(law, Law) and law.prior is not None and (law.describes_k or law.beyond):

@@ -22,6 +22,7 @@ from lit_dps.advice.pilot_evidence import (
     observations_of_runs,
     results_at,
     seconds_of_runs,
+    tried_rates,
 )
 from lit_dps.advice.pilot_plan import (
     DIVERGED,
@@ -430,11 +431,7 @@ class Course:
 
         The pilot is not among them.
         """
-        tried = {}
-        for size, factor, rank, value in self.question.store.read().get("tried", []):
-            if size == batch_size:
-                tried[factor] = Outcome(rank, math.inf if value is None else value)
-        return tried
+        return tried_rates(self.question.store.read(), batch_size)
 
 
 def outcome_of(result: TrialResult, goal: Goal) -> Outcome:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from lit_dps.advice.next_probe import SEED_SPREAD
-from lit_dps.advice.pilot_plan import PilotPlan
+from lit_dps.advice.pilot_plan import Outcome, PilotPlan, next_factor
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.observations import AT_LEAST, AT_MOST, Observation
 from lit_dps.core.goal import Goal
@@ -20,12 +21,13 @@ from lit_dps.report.no_result import best_validation
 NOISE_FROM = 0.5
 
 
-# Expected log K of a further run less log K, if K is the least of three rates or more. Two rates
-# have none, because a third one is run unless the second is clearly worse. Simulated with
+# Expected log K of a further run less log K, which is the least of 1, 2, ... rates. A search ends
+# after two rates only where the second is little better, which is no luck. Simulated with
 # `next_factor`, the noise `SEED_SPREAD`, and 22 % more steps at twice or half the best rate
 # (tests/unit/advice/test_pilot_evidence.py).
-LUCK_OF_SEARCH = 0.13
-SEARCHED_RATES = 3
+LUCK_OF_RATES = (0.0, 0.0, 0.13, 0.15, 0.25)
+# Runs with these ends might have had the fewest steps.
+COMPETING = (Status.COMPLETE, Status.INCOMPLETE, Status.OUTRACED)
 
 
 def observations_of_runs(
@@ -50,19 +52,13 @@ def observations_of_runs(
             observations.append(Observation(size, steps, bound=AT_MOST))
         else:
             resolution = float(cell.check_cost)
-            luck = 0.0
-            if _competing_rates(cell.trials) >= SEARCHED_RATES:
-                luck = LUCK_OF_SEARCH
+            rates = {run.trial.point for run in cell.trials if run.status in COMPETING}
+            luck = LUCK_OF_RATES[min(len(rates), len(LUCK_OF_RATES)) - 1]
             observations.append(Observation(size, steps, SEED_SPREAD, resolution, luck=luck))
     for size, steps in bounds.items():
         if size not in known:
             observations.append(Observation(float(size), steps, bound=AT_LEAST))
     return observations
-
-
-def _competing_rates(results: Iterable[TrialResult]) -> int:
-    """Return the number of rates that might have had the fewest steps: those without divergence."""
-    return len({run.trial.point for run in results if run.status is not Status.INFEASIBLE})
 
 
 def _cells_with_k(record: StudyRecord | None) -> list[Any]:
@@ -206,6 +202,29 @@ def seconds_of_runs(
                 steps = max(result.steps_run, result.timed.get("steps", 0))
                 seconds += steps * step_seconds(cell.batch_size)
     return seconds
+
+
+def tried_rates(stored: Mapping[str, Any], batch_size: int) -> dict[float, Outcome]:
+    """Return how the runs after the pilot ended at a batch size, by rate, in their order.
+
+    Rates are over the rate by the rule.
+    """
+    tried = {}
+    for size, factor, rank, value in stored.get("tried", []):
+        if size == batch_size:
+            tried[factor] = Outcome(rank, math.inf if value is None else value)
+    return tried
+
+
+def unfinished_searches(stored: Mapping[str, Any], plan: PilotPlan) -> dict[int, int]:
+    """Return the number of rates by batch size, where the time ended a search that has a K."""
+    unfinished = {}
+    for size in sorted({size for size, *_ in stored.get("tried", [])} - {plan.batch_size}):
+        tried = tried_rates(stored, size)
+        has_k = min(tried.values()).steps is not None
+        if has_k and next_factor(tried, plan.first_factors) is not None:
+            unfinished[size] = len(tried)
+    return unfinished
 
 
 def bounds_of(stored: Mapping[str, Any]) -> dict[int, float]:

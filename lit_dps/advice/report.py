@@ -17,7 +17,11 @@ from lit_dps.advice.batch_dependence import note_on
 from lit_dps.advice.branch_law import Branched
 from lit_dps.advice.branch_run import describe_forks, stored_forks
 from lit_dps.advice.next_probe import with_rate
-from lit_dps.advice.pilot_evidence import PilotRun, best_rates_of_runs
+from lit_dps.advice.pilot_evidence import (
+    PilotRun,
+    best_rates_of_runs,
+    unfinished_searches,
+)
 from lit_dps.advice.pilot_preview import Preview
 from lit_dps.advice.probe_study import failed_trials
 from lit_dps.advice.question import Question, conclude
@@ -258,6 +262,13 @@ def _notes(report: _Report) -> Iterator[str]:
             f"sizes. No time was left to run your batch size with {untested[1]}, so the steps at "
             "your batch size and below may be too many."
         )
+    if question.plan is not None:
+        for size, rates in unfinished_searches(stored, question.plan).items():
+            noun = "learning rate" if rates == 1 else "learning rates"
+            yield (
+                f"At B = {size} the time sufficed for {rates} {noun}. Another one may need fewer "
+                "steps there and at the batch sizes near it."
+            )
     unknown = ", ".join(map(str, question.devices_without_times))
     if unknown:
         yield (

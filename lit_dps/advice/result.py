@@ -198,6 +198,7 @@ class Advice:
             row = {
                 "batch_size": o.batch_size,
                 "steps": o.k,
+                "expected_steps": o.expected_k,
                 "bound": BOUNDS[o.bound],
                 # 0 is an unknown noise.
                 "log_error": math.sqrt(o.variance) if o.noise else None,

@@ -117,7 +117,7 @@ class Observation:
 
     @property
     def limits(self) -> Interval | None:
-        """95 % limits of K; None for a bound, or if the noise is unknown."""
+        """95 % limits of `expected_k`; None for a bound, or if the noise is unknown."""
         if self.bound or not self.noise:
             return None
         return self.interval(self.variance)

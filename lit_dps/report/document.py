@@ -178,10 +178,11 @@ class Document:
             `hardware` (machines of the trials), `step_timing` (machine, date, threads and ranks of
             a timing after the study; null if the times are not from it) and `noise_scale`. `advise`
             has `near_best` (the ends of the batch sizes within 10 % of the least mean time, and
-            their devices), `measured` (its `log_error` is the standard error of log K; null if
-            unknown), `next_run` and `assumed` (with the notes of the law and the law of rates).
-            `fit` has `outcome`, `last_value` (of the metric of the goal; null without a validation,
-            and if the last one stopped early) and `checkpoint`.
+            their devices), `measured` (`steps` is K; the law is fitted to `expected_steps`, which
+            are more where K is the least of several rates; `log_error` is the standard error of
+            their log, null if unknown), `next_run` and `assumed` (with the notes of the law and the
+            law of rates). `fit` has `outcome`, `last_value` (of the metric of the goal; null
+            without a validation, and if the last one stopped early) and `checkpoint`.
     """
 
     source: str

@@ -34,6 +34,15 @@ def test_times_and_costs_are_those_of_law_and_step():
     assert row["examples"] == pytest.approx(4e4 + 200 * 64, rel=1e-4)
 
 
+def test_steps_are_those_of_a_further_run_where_k_is_the_least_of_several():
+    lucky = [Observation(b, (4e4 / b + 200) * math.exp(-0.13), luck=0.13) for b in BATCH]
+    found = answer(fit_law(lucky), LINE, BATCH)
+    steps = 4e4 / found.table["batch_size"] + 200
+    assert found.table["steps"].to_numpy() == pytest.approx(steps.to_numpy(), rel=1e-4)
+    assert sum("14 % more" in line for line in found.assumed) == 1
+    assert not any("more than K" in line for line in answer(LAW, LINE, BATCH).assumed)
+
+
 def test_the_fastest_batch_size_is_that_of_calculus():
     # (c1 / B + c2) (a + b B) is least at B = sqrt(c1 a / (c2 b)) = 141
     found = answer(LAW, LINE, BATCH)

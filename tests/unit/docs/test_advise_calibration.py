@@ -38,7 +38,7 @@ def result(recommended: int = 64):
         "exhaustive": rows,
         "predicted": [[32, 90.0, 100.0, 110.0], [64, 61.0, 66.0, 70.0], [512, 1.0, 2.0, 3.0]],
         "recommendation": {"batch_size": recommended},
-        "fit": [{"steps": steps} for steps in (30, 50, 40)],
+        "fit": [{"steps": steps, "reached": True} for steps in (30, 50, 40)],
     }
 
 
@@ -64,6 +64,18 @@ def test_the_time_lost_is_relative_to_the_fastest_batch_size(calibration, recomm
     assert calibration.time_lost(result(recommended)) == pytest.approx(lost)
 
 
+def test_the_time_lost_beyond_the_study_is_that_of_the_law_or_unknown_if_fit_missed(calibration):
+    beyond = result(128)
+    beyond["exhaustive"][0]["by_law"] = 100.0
+    beyond["exhaustive"][2]["by_law"] = 40.0
+    # c1 / B + c2 = 2048 / B + 36; the fastest row is B = 64 with 80 steps of 0.012 s.
+    seconds = (2048 / 128 + 36) * (0.012 + 0.088 / 7)
+    assert calibration.time_lost(beyond, "by_law") == pytest.approx(seconds / 0.96 - 1)
+    for run in beyond["fit"][:2]:
+        run["reached"] = False
+    assert calibration.time_lost(beyond) is None
+
+
 def test_the_time_that_is_lost_by_fit_is_that_of_its_runs(calibration):
     """The study's best is 60 steps of 12 ms at B = 64, and `fit` takes other steps there."""
     followed = result(64)
@@ -79,7 +91,7 @@ def test_the_time_that_is_lost_by_fit_is_that_of_its_runs(calibration):
 
 def test_no_time_is_lost_beyond_the_study_by_a_faster_batch_size(calibration):
     fast = result(1024)
-    fast["fit"] = [{"steps": 1}]
+    fast["fit"] = [{"steps": 1, "reached": True}]
     assert calibration.time_lost(fast) == 0
 
 
@@ -119,7 +131,8 @@ def test_the_scatter_of_a_median_is_that_of_its_seeds(calibration):
     ("batch_size", "seconds"), [(16, 0.009), (32, 0.01), (64, 0.012), (288, 0.056), (960, 0.188)]
 )
 def test_the_time_of_a_step_is_on_lines(calibration, batch_size, seconds):
-    assert calibration.step_seconds(result(), batch_size) == pytest.approx(seconds)
+    of_step = sys.modules["advise_results"].step_seconds(result(), batch_size)
+    assert of_step == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
