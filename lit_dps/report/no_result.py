@@ -13,9 +13,16 @@ from lit_dps.core.metric_names import is_share
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Status, TrialResult
+from lit_dps.core.unit import EXAMPLES, SECONDS
 
 # A run is still improving if its best value is in the last part of its checks.
 LAST_PART = 0.25
+# Column of a curve -> key of the budget that limits it.
+BUDGET_KEYS = {
+    "step": "goal.max_steps",
+    EXAMPLES.column: "goal.max_examples",
+    SECONDS.column: "goal.max_seconds",
+}
 # Heads of the columns of the tables that count trials by how they ended.
 COUNT_HEADS = {
     "complete": "met goal",
@@ -176,9 +183,24 @@ def advice(record: StudyRecord, cells: Sequence[CellSummary]) -> list[str]:
     return lines
 
 
+def spent_budgets(goal: Goal, trials: Sequence[TrialResult]) -> dict[str, float]:
+    """Return the budgets that trials spent, by configuration key; `max_steps` if they spent none.
+
+    A trial that a callback or the race stopped has spent no budget.
+    """
+    spent: dict[str, float] = {}
+    for column, limit in {"step": goal.max_steps, **goal.limits}.items():
+        for result in trials:
+            if result.curve.get(column) and result.curve[column][-1] >= limit:
+                spent[BUDGET_KEYS[column]] = limit
+    return spent or {"goal.max_steps": goal.max_steps}
+
+
 def _goal_advice(goal: Goal, best: BestValidation, name: str) -> str:
-    """Return whether to raise max_steps or to choose an easier goal, by the best trial."""
+    """Return whether to raise a budget or to choose an easier goal, by the best trial."""
     last = best.result.curve["step"][-1]
+    spent = spent_budgets(goal, [best.result])
+    budgets = " and ".join(f"{key} = {limit}" for key, limit in spent.items())
     if goal.at_least and is_share(goal.metric) and 0 < best.value <= 1 < goal.value:
         return (
             f"{goal.metric} is a share: its best value is {three_digits(best.value)}, and "
@@ -188,14 +210,11 @@ def _goal_advice(goal: Goal, best: BestValidation, name: str) -> str:
     if not best.exact:
         return (
             "Validation stopped as soon as the goal was missed, so the best values are bounds; "
-            "--goal.early_reject false in a new study measures them. Raise goal.max_steps = "
-            f"{goal.max_steps}, or choose an easier goal than {goal.value:g}."
+            f"--goal.early_reject false in a new study measures them. Raise {budgets}, or choose "
+            f"an easier goal than {goal.value:g}."
         )
     if best.step > (1 - LAST_PART) * last:
-        return (
-            f"{name} was still improving at step {best.step}. Raise goal.max_steps = "
-            f"{goal.max_steps} in a new study."
-        )
+        return f"{name} was still improving at step {best.step}. Raise {budgets} in a new study."
     return (
         f"{name} did not improve after step {best.step} of {last}. Choose an easier goal than "
         f"{goal.value:g}, such as {three_digits(best.value)}, in a new study."

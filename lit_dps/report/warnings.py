@@ -13,9 +13,15 @@ from functools import partial
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.answer import MEDIAN
 from lit_dps.analysis.summary import CellSummary, can_move
-from lit_dps.core.trial import Cell
+from lit_dps.core.trial import Cell, TrialResult
 from lit_dps.core.unit import SECONDS
-from lit_dps.report.no_result import have_diverged, have_failed, have_no_k_star, missed_text
+from lit_dps.report.no_result import (
+    have_diverged,
+    have_failed,
+    have_no_k_star,
+    missed_text,
+    spent_budgets,
+)
 from lit_dps.report.notes import Level, Note, Values, first_names, lines_of
 from lit_dps.report.pruning_notes import PRUNING
 from lit_dps.report.repeats import REPEATS
@@ -63,7 +69,9 @@ def missing_k_star(study: Analysis) -> Iterator[Values]:
     if not missing or have_no_k_star(study.cells):
         return
     reached = []
+    trials: list[TrialResult] = []
     for cell in missing:
+        trials += cell.trials
         text = missed_text(study.record.goal, cell)
         if text:
             reached.append(text)
@@ -72,7 +80,8 @@ def missing_k_star(study: Analysis) -> Iterator[Values]:
         best = f"{'; '.join(first_names(reached))}."
     too_few = study.record.statistic.too_few.capitalize()
     counts = {"count": len(missing), "cells": len(study.cells)}
-    yield {**counts, "best": best, "too_few": too_few}
+    budgets = " and ".join(spent_budgets(study.record.goal, trials))
+    yield {**counts, "best": best, "too_few": too_few, "budgets": budgets}
 
 
 def failed_cells(study: Analysis) -> Iterator[Values]:
@@ -247,7 +256,7 @@ RESULTS = (
     Note(no_k_star, "{too_few} reached the goal{yet}, so there is no K* and no law."),
     Note(
         missing_k_star,
-        "{too_few} reached the goal in {count} of {cells} cells: raise goal.max_steps or choose an "
+        "{too_few} reached the goal in {count} of {cells} cells: raise {budgets} or choose an "
         "easier goal.",
         "{best}",
         Level.WRONG,

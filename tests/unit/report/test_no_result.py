@@ -23,6 +23,7 @@ from lit_dps.report.no_result import (
     is_without_k_star,
     missed_text,
     no_result_lines,
+    spent_budgets,
 )
 from lit_dps.report.result_table import marks
 from lit_dps.report.screen import screen
@@ -36,7 +37,7 @@ from lit_dps.report.warnings import (
     undetermined_trials,
 )
 from tests.support.texts import numbers_in
-from tests.unit.analysis.test_answer import record, trial
+from tests.unit.analysis.test_answer import GOAL, record, trial
 
 STEPS = [100, 200, 300, 400]
 
@@ -210,3 +211,23 @@ def test_an_unknown_cell_may_have_a_k_star_beside_the_only_known_one():
     sentences = recommendation_sentences(study, Series())
     assert any("may have a K*" in sentence for sentence in sentences)
     assert not any("No other batch size" in sentence for sentence in sentences)
+
+
+def test_the_budget_that_ended_the_trials_is_the_one_to_raise():
+    goal = Goal(0.1, 100, 40_000, max_examples=1600, max_seconds=60.0)
+    found = {4: [trial(4, i, 100, 1.0) for i in range(3)]}
+    for batch_size, seconds in ((8, 10.0), (16, 15.0)):
+        found[batch_size] = [missed(batch_size, i, [0.5, 0.4, 0.3, 0.2]) for i in range(3)]
+        for result in found[batch_size]:
+            result.curve["examples"] = [batch_size * step for step in STEPS]
+            result.curve["seconds"] = [seconds * i for i in (1, 2, 3, 4)]
+    # At step 400: 3,200 examples in 40 s at B = 8, and 6,400 in 60 s at B = 16.
+    assert spent_budgets(goal, found[8]) == {"goal.max_examples": 1600}
+    assert spent_budgets(goal, found[16]) == {"goal.max_examples": 1600, "goal.max_seconds": 60}
+    assert spent_budgets(GOAL, found[8]) == {"goal.max_steps": 400}
+    study = Analysis(dataclasses.replace(record(found), goal=goal))
+    (note,) = missing_k_star(study)
+    assert note["budgets"] == "goal.max_examples and goal.max_seconds"
+    without = dataclasses.replace(record({8: found[8]}), goal=goal)
+    (line,) = advice(without, Analysis(without).cells)
+    assert numbers_in(line)[-2:] == [400, 1600] and "goal.max_steps" not in line
