@@ -261,7 +261,7 @@ class Analysis:
     @cached_property
     def step_seconds(self) -> dict[Cell, StepSeconds]:
         """Seconds of a training step of each cell, where known (`step_seconds`)."""
-        return step_seconds(self.original)
+        return step_seconds(self.record, self.original)
 
     @cached_property
     def expected_steps(self) -> dict[Cell, ExpectedSteps]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from lit_dps.core.racing import best_trial
 from lit_dps.core.record import StudyRecord
+from lit_dps.core.search_space import Space
 from lit_dps.core.step_timing import sizes_of
 from lit_dps.core.trial import SPARSE_KERNELS, STACKED, Cell, Status, TrialResult
 from lit_dps.core.unit import SECONDS, value_at
@@ -73,7 +74,9 @@ def seconds_to_goal(result: TrialResult) -> float | None:
     return seconds
 
 
-def step_seconds(record: StudyRecord) -> dict[Cell, StepSeconds]:
+def step_seconds(
+    record: StudyRecord, original: StudyRecord | None = None
+) -> dict[Cell, StepSeconds]:
     """Return the seconds of a step of each cell for which they are known.
 
     They are unknown if the batch size changes along a trial, since steps then differ.
@@ -83,7 +86,13 @@ def step_seconds(record: StudyRecord) -> dict[Cell, StepSeconds]:
     the trials that ran to the goal or to max steps, with the sizes of the best one, and include the
     load by other workers and other programs. Trials time their steps and checks separately
     (`TrialResult.timed`); for trials of earlier versions see `_by_wall_time`.
+
+    Args:
+        record: The study, which decides the best trials.
+        original: The study as it was run, if `record` is at another goal or of another statistic.
+            Its trials are not truncated, so their clocks are of all their steps.
     """
+    trials = _of_best_sizes(record, original or record)
     timing = record.step_timing
     trained = [cell for cell in _complete_cells(record) if cell not in record.shared]
     trained = list(filter(record.has_constant_batch, trained))
@@ -99,26 +108,38 @@ def step_seconds(record: StudyRecord) -> dict[Cell, StepSeconds]:
                 seconds[cell] = seconds[source]
         return seconds
     seconds = {}
-    untimed = []
-    for cell in record.results:
-        timed = list(filter(_is_timed, _of_best_sizes(record, cell)))
+    untimed = {}
+    for cell, results in trials.items():
+        timed = list(filter(_is_timed, results))
         if not record.has_constant_batch(cell):
             continue
         if timed:
             seconds[cell] = _of_timed_trials(timed)
         else:
-            untimed.append(cell)
-    return seconds | _by_wall_time(record, untimed)
+            untimed[cell] = results
+    return seconds | _by_wall_time(untimed)
 
 
-def _of_best_sizes(record: StudyRecord, cell: Cell) -> list[TrialResult]:
-    """Return the trials of a cell whose steps take as long as those of the best trial."""
-    results = list(record.results[cell])
-    best = best_trial(results, record.statistic)
-    if best is None:
-        return results
-    sizes = sizes_of(best.trial.params, record.space)
-    return [result for result in results if sizes_of(result.trial.params, record.space) == sizes]
+def _of_best_sizes(record: StudyRecord, original: StudyRecord) -> dict[Cell, list[TrialResult]]:
+    """Return the trials of each cell whose steps take as long as those of its best trial.
+
+    Args:
+        record: The study, which decides the best trials.
+        original: The study whose trials are returned.
+    """
+    trials = {}
+    for cell, results in record.results.items():
+        best = best_trial(results, record.statistic)
+        trials[cell] = list(original.results[cell])
+        if best is not None:
+            trials[cell] = _of_sizes(best, trials[cell], record.space)
+    return trials
+
+
+def _of_sizes(best: TrialResult, results: Iterable[TrialResult], space: Space) -> list[TrialResult]:
+    """Return the trials with the sizes of the best one (`sizes_of`)."""
+    sizes = sizes_of(best.trial.params, space)
+    return [result for result in results if sizes_of(result.trial.params, space) == sizes]
 
 
 def _is_timed(result: TrialResult) -> bool:
@@ -157,7 +178,7 @@ def _quartiles(seconds: Sequence[float] | np.ndarray) -> tuple[float, float, flo
     return times
 
 
-def _by_wall_time(record: StudyRecord, cells: Collection[Cell]) -> dict[Cell, StepSeconds]:
+def _by_wall_time(trials: Mapping[Cell, Sequence[TrialResult]]) -> dict[Cell, StepSeconds]:
     """Return the seconds of a step of some cells from the wall time of their trials.
 
     The wall time is start + steps x seconds of a step, and a step includes its share of the checks.
@@ -165,8 +186,8 @@ def _by_wall_time(record: StudyRecord, cells: Collection[Cell]) -> dict[Cell, St
     """
     steps = {}
     seconds = {}
-    for cell in cells:
-        results = list(filter(_ran_alone, _of_best_sizes(record, cell)))
+    for cell, of_cell in trials.items():
+        results = list(filter(_ran_alone, of_cell))
         if results:
             steps[cell] = np.array([result.steps_run for result in results], float)
             seconds[cell] = np.array([result.seconds for result in results], float)

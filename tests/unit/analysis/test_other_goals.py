@@ -12,6 +12,8 @@ from lit_dps.analysis.other_goals import at_goal
 from lit_dps.analysis.summary import summarize
 from lit_dps.core.goal import Goal
 from lit_dps.core.repeats import RepeatPlan
+from lit_dps.core.search_space import Choices
+from lit_dps.core.step_timing import CellTiming, StepTiming
 from lit_dps.core.trial import Cell, Status
 from lit_dps.report.notes import lines_of
 from lit_dps.report.repeats import (
@@ -186,3 +188,28 @@ def test_at_a_harder_goal_there_are_no_repeats_since_they_ended_before():
     assert harder.repeats[0].results == []
     assert [*unreached_by_repeats(harder)] == [{"goal": harder.original.goal}]
     assert lines_of(REPEATS, harder) == lines_of(REPEATS[:1], harder)
+
+
+def of_width(point, width, steps, easier_at, step_seconds):
+    """A trial of a network of a width that meets 0.2 at step `easier_at`, and 0.1 at its end."""
+    checks = list(range(16, steps + 1, 16))
+    errors = [0.19 if step >= easier_at else 0.5 for step in checks]
+    curve = {"step": checks, "val_error": [*errors[:-1], 0.1], "train_loss": [1.0] * len(checks)}
+    timed = {"steps": steps, "training": steps * step_seconds, "checks": 1, "checking": 0.001}
+    return result(CELL, point, steps, params={"model.width": width}, curve=curve, timed=timed)
+
+
+@pytest.mark.parametrize("is_quiet", [False, True])
+def test_a_step_takes_as_long_as_in_the_network_that_is_best_at_the_goal(is_quiet):
+    """The narrow network is the first at an error of 0.2, and the wide one at 0.1."""
+    trials = [of_width(0, 64, 320, 80, 0.001), of_width(1, 1024, 160, 112, 0.05)]
+    space = {"model.width": Choices([64, 1024])}
+    record = analysis_of({CELL: trials}, goal=GOAL, goals=[0.2], space=space).record
+    if is_quiet:
+        timing = CellTiming(CELL, (0.04,) * 3, 0.001, {"model.width": 1024})
+        record = dataclasses.replace(record, step_timing=StepTiming("CPU", "", 1, 1, (timing,)))
+    wide, narrow = Analysis(record).at_each_goal
+    assert (wide.table["width"].tolist(), narrow.table["width"].tolist()) == ([1024], [64])
+    assert wide.answer["step_seconds"].tolist() == pytest.approx([0.04 if is_quiet else 0.05])
+    assert narrow.answer["step_seconds"].tolist() == pytest.approx([0.001])
+    assert narrow.answer["seconds"].tolist() == pytest.approx([0.08])
