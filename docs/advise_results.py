@@ -53,7 +53,7 @@ class Workload(NamedTuple):
 
 WORKLOADS = (
     Workload("mnist-simple-cnn", "Simple-CNN, MNIST"),
-    Workload("cifar-10-resnet-norm", "ResNet, CIFAR-10, momentum"),
+    Workload("cifar-10-resnet-norm", "ResNet, CIFAR-10 (JPEG copies), momentum"),
     Workload("text-transformer", "transformer, text"),
     Workload("tabular", "MLP, table, AdamW and cosine"),
     Workload("norm-images", "ResNet, small images, SGD"),

@@ -92,9 +92,10 @@ class ImageData(LightningDataModule):
     Args:
         root: Folder of the data sets; else the environment variable LIT_DPS_DATA, else ./data.
         batch_size: Global batch size, from 1 to the training split.
-        order: "authors" for the one order that the authors' code draws, shared by all trials;
-            "per_trial" for an order from `order_seed`; or the path of a .npy file with permutations
-            of the training split, one epoch a row.
+        order: "authors" for the split and the first epoch of the authors' code, and one order of
+            later epochs for all trials (`AuthorsOrder`); "per_trial" for an order from
+            `order_seed`; or the path of a .npy file with permutations of the training split, one
+            epoch a row.
         order_seed: Seed of a per-trial order; a study sets it from the point.
         eval_batch_size: Examples in a forward pass of validation and test. Results do not depend
             on it.

@@ -30,6 +30,9 @@ class AuthorsOrder:
     pruning pass, and every training epoch. The first tenth of the shuffled file is the validation
     split. Each epoch is shuffled from the identity.
 
+    Departure: their code also shuffles the validation split with this generator, at the check of
+    step 100 and later ones. So their later training epochs differ by batch size. These do not.
+
     Args:
         n: Examples in the training file.
         validation: Share of the examples in the validation split.

@@ -4,7 +4,8 @@ y <- (1 - b) z + b x, z <- z - lr (d(g(y)) + wd y), x <- (1 - c) x + c z, c = lr
 
 The gradient g is taken at y. d(g) is g, or g / (sqrt(vhat) + eps) of Adam without its first moment.
 b is the momentum or beta1. At a constant rate, c is 1 / step, and x is the mean of all z. The
-authors combine it with a warm-up, and with rates 1 to 10 times those of a schedule.
+authors combine it with a warm-up, and with rates above those of a schedule: 10 to 50 times for SGD,
+1 to 10 times for AdamW.
 
 The weights of the module are x, so that validations, checkpoints, readings and the trained network
 have x. They are y within a training step, between its loss and its update (`Rule.gradient_point`).
