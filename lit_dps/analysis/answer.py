@@ -22,6 +22,7 @@ from lit_dps.analysis.summary import CellSummary, by_series
 from lit_dps.analysis.tables import Row, columns_of, frame
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Cell, Series
+from lit_dps.core.unit import EXAMPLES
 
 # What a law is fitted to.
 K_STAR = "K*"
@@ -52,6 +53,7 @@ class ExpectedSteps(NamedTuple):
             in seconds; or, if the batch size changes along a trial, by the clock of the runs.
         is_bound: Whether the steps and the time are upper bounds.
         is_first_check: Whether they are bounds since the steps are at the first check.
+        examples: The examples of the steps, if that is the unit of K*; else None.
     """
 
     value: float
@@ -62,6 +64,7 @@ class ExpectedSteps(NamedTuple):
     seconds: tuple[float, float, float] | None = None
     is_bound: bool = False
     is_first_check: bool = False
+    examples: float | None = None
 
 
 def expected_steps(
@@ -95,7 +98,7 @@ def expected_steps(
 def _of_runs(
     record: StudyRecord, summary: CellSummary, steps: ExpectedSteps, repeated: RepeatSummary | None
 ) -> ExpectedSteps:
-    """Return steps with what only the runs of a cell know: K* in seconds, and growing batches.
+    """Return steps with what only the runs of a cell know: K* in seconds, and other batches.
 
     Args:
         record: The study.
@@ -109,6 +112,8 @@ def _of_runs(
             runs = repeated.median_of(lambda result: result.steps)
         seconds = (steps.value, steps.low, steps.high)
         return steps._replace(value=runs, low=math.nan, high=math.nan, seconds=seconds)
+    if record.goal.cost_unit is EXAMPLES:
+        steps = _on_trained_batches(steps, summary)
     if record.has_constant_batch(summary.cell):
         return steps
     clock = None
@@ -117,6 +122,24 @@ def _of_runs(
     elif summary.best is not None and summary.best.steps == summary.k_star_steps:
         clock = seconds_to_goal(summary.best)
     return steps._replace(seconds=(math.nan if clock is None else clock, math.nan, math.nan))
+
+
+def _on_trained_batches(steps: ExpectedSteps, summary: CellSummary) -> ExpectedSteps:
+    """Return steps on full batches as steps on batches of the mean size of the trial of K*.
+
+    The last batch of each epoch may be short, and a batch may grow.
+    """
+    best = summary.best
+    if best is None or not best.steps or not best.cost:
+        return steps
+    batch_size = summary.cell.batch_size
+    factor = batch_size * best.steps / best.cost
+    return steps._replace(
+        value=steps.value * factor,
+        low=steps.low * factor,
+        high=steps.high * factor,
+        examples=steps.value * batch_size,
+    )
 
 
 def _steps_by_law(
@@ -267,6 +290,9 @@ def _row(
             low, high = limits
         if not math.isnan(seconds):
             timing = timing or OWN_CLOCK
+    examples = steps.examples
+    if examples is None:
+        examples = record.examples_of(summary.cell, steps.value, summary.best)
     validation = math.nan
     if validate_every is not None and not math.isnan(times.check):
         validation = math.ceil(steps.value / validate_every) * times.check
@@ -275,7 +301,7 @@ def _row(
         "batch_size": summary.cell.batch_size,
         "k_star": summary.k_star,
         "floor": int(summary.is_upper_bound),
-        "examples": record.examples_of(summary.cell, steps.value, summary.best),
+        "examples": examples,
         "step_seconds": times.median,
         "step_low": times.low,
         "step_high": times.high,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.answer import MEDIAN
 from lit_dps.analysis.law_verdict import Trust
+from lit_dps.analysis.step_seconds import StepSeconds
 from lit_dps.core.attempt import Attempt, Validation
 from lit_dps.core.batch_schedule import schedule_named
 from lit_dps.core.goal import Goal
@@ -120,6 +122,22 @@ def test_the_law_in_examples_is_that_of_steps_times_b(tmp_path):
     assert analysis.trials["examples"].tolist()[:2] == [8 * 600, 8 * 720]
     text = screen(analysis, ["cells"])
     assert "K* [examples]" in text and "K* = c1 + c2 B" in text
+
+
+def test_the_answer_in_examples_counts_the_steps_on_short_batches(tmp_path):
+    """An epoch of 600 examples has 2 steps of up to 512 examples: 300 on average."""
+    mean_sizes = {8: 8, 32: 32, 128: 120, 512: 300}
+    analysis = study(tmp_path, "examples", lambda b: mean_sizes[b])
+    times = StepSeconds(0.01, 0.01, 0.01)
+    analysis.step_seconds = dict.fromkeys(analysis.record.cells, times)
+    answer = analysis.answer
+    law = analysis.laws[Series(0.0)]
+    examples = [law.fit.c1 + law.fit.c2 * b for b in mean_sizes]
+    steps = np.array(examples) / list(mean_sizes.values())
+    assert answer["examples"].tolist() == pytest.approx(examples)
+    assert answer["steps"].tolist() == pytest.approx(steps.tolist())
+    assert answer["seconds"].tolist() == pytest.approx((0.01 * steps).tolist())
+    assert ((answer["steps_low"] < steps) & (steps < answer["steps_high"])).all()
 
 
 def test_k_star_in_seconds_has_no_law_and_is_the_time_to_the_goal(tmp_path):
