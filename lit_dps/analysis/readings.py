@@ -100,16 +100,17 @@ def _shown(result: TrialResult) -> dict[str, Mapping[str, list[float]]]:
 def reading_values(result: TrialResult) -> dict[str, float]:
     """Return the value of each reading of a trial by column.
 
-    The value of a reading along the run is the last one: up to the goal for a complete trial. A
-    reading at the end is of the end of the trial, also with `study.train_past_goal`. The densities
-    of its masks follow (`densities`).
+    The value of a reading along the run is the last one: up to the goal for a complete trial, which
+    has no readings at the end if it ran past the goal. The densities of its masks follow
+    (`densities`).
     """
     values = {}
-    for columns in _shown(to_goal(result)).values():
+    at_goal = to_goal(result)
+    for columns in _shown(at_goal).values():
         for name, read in columns.items():
             if name != "step" and read:
                 values[name] = read[-1]
-    return {**values, **result.end_readings, **densities(result)}
+    return {**values, **at_goal.end_readings, **densities(result)}
 
 
 def curve_rows(record: StudyRecord) -> pd.DataFrame:

@@ -226,7 +226,8 @@ def trial_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFram
     Columns: sparsity and further axes, batch_size [examples], point, status, steps (missing unless
     complete), steps_run (the last checked step), k_star (whether it is the trial that gave K*),
     each metaparameter by its short name, engine (the loop that trained it) and engine_reason (why
-    no faster loop did), and each reading: its last value, up to the goal for a complete trial.
+    no faster loop did), and each reading: its last value, up to the goal for a complete trial, or
+    at steps_run if it is a reading at the end.
     Where trials count them, also the examples or seconds of training up to the goal (missing unless
     complete): under a budget or a K* in this unit, and the examples of a batch that changes along a
     trial.
@@ -258,7 +259,7 @@ def trial_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.DataFram
                 row[name] = result.trial.params.get(key)
             row["engine"] = result.engine
             row["engine_reason"] = result.engine_reason
-            read = reading_values(result)
+            read = {**reading_values(result), **result.end_readings}
             for name in read_columns:
                 row[name] = read.get(name)
             rows.append(row)

@@ -232,6 +232,11 @@ def readings_text(analysis: Analysis, width: int | None = None) -> str:
     keys = keys_of(analysis.record)
     lines = ["readings of the K* trials: the last value up to the goal"]
     lines += in_parts(rows, keys, width)
+    at_end = [each.best for each in analysis.cells if each.best and each.best.end_readings]
+    if any(best.steps is not None and best.steps_run > best.steps for best in at_end):
+        lines.append(
+            "  metaparameters.csv has readings at the end of trials that ran past the goal"
+        )
     if analysis.repeats:
         lines.append("readings of the repeats: median over the fresh seeds of these values")
         lines += in_parts(_readings_of_repeats(analysis, columns), keys, width)

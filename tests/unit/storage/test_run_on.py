@@ -17,7 +17,7 @@ from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.goal import Goal
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Status, Trial
-from lit_dps.report.text import protocol_text, render
+from lit_dps.report.text import protocol_text, readings_text, render
 from lit_dps.storage.columns import decode_columns, encode_columns
 from lit_dps.storage.database import open_storage
 from lit_dps.storage.header import check_unchanged, compare, declare
@@ -220,6 +220,19 @@ def test_the_theory_and_the_logs_look_at_the_way_to_the_goal(tmp_path):
     found = terms_of(study.cells[0].best)
     assert (found.lipschitz, found.epsilon) == (2.0, 1.0)
     assert logs.rows(study)["step"].tolist() == [4, 8]
+
+
+def test_readings_at_the_end_of_a_trial_that_ran_past_the_goal_are_not_those_of_k_star(tmp_path):
+    for errors, shown in (([0.5, 0.1, 0.3, 0.2], [0, 1]), ([0.5, 0.1], [1, 1])):
+        folder = tmp_path / str(len(errors))
+        folder.mkdir()
+        study = made_up(folder, errors, end_readings={"norm": 2.5})
+        assert study.cells[0].best.steps == 8
+        tables = (study.table, study.trials)
+        assert [table["norm"].notna().sum() for table in tables] == shown
+        assert study.trials["norm"].tolist() == [2.5]
+        assert ("2.5" in readings_text(study)) == bool(shown[0])
+        assert ("ran past the goal" in readings_text(study)) != bool(shown[0])
 
 
 def setup(goal=None, **study) -> StudySetup:
