@@ -238,7 +238,9 @@ def noise_of_k_star(costs: Sequence[Cost | None], dimensions: int, statistic: St
     distances = resampling_rng(len(costs), statistic.name).exponential(size=(DRAWS, len(costs)))
     # Farther trials never decide, and their costs may be infinite.
     distances = np.minimum(noise * len(costs) * distances, FARTHEST)
-    logs = np.log(statistic.of_draws(np.exp(distances)))
+    # The statistic of a user may be in whole steps, so the draws have the scale of the costs.
+    least = min((k for k in costs if k is not None), default=1)
+    logs = np.log(statistic.of_draws(least * np.exp(distances)))
     return float(logs.std())
 
 

@@ -153,7 +153,8 @@ class Statistic(Described):
         row: list[int | None] = []
         for k in costs.tolist():
             row.append(k if math.isfinite(k) else None)
-        return _value_or_infinity(self, row)
+        # numpy takes the type of all values from the first one, which may be a whole number.
+        return float(_value_or_infinity(self, row))
 
 
 class BestTrials(Statistic):

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 
+from lit_dps.analysis.observations import noise_of_k_star
 from lit_dps.core.config import StudyConfig
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.racing import best_trial, truncate_at_race_limit
@@ -59,6 +60,14 @@ class First(Statistic):
         return steps[0]
 
 
+class MeanOfBestTwoInWholeSteps(Statistic):
+    def value(self, steps):
+        complete = sorted(k for k in steps if k is not None)
+        if len(complete) < 2:
+            return None
+        return math.ceil((complete[0] + complete[1]) / 2)
+
+
 class NeverKnown(Statistic):
     def value(self, steps):
         return None
@@ -99,6 +108,18 @@ def test_k_star_is_the_value_in_whole_steps(name, steps, expected):
     if steps:
         value = statistic.value(steps)
         assert statistic.of_draws(draws) == pytest.approx([value or math.inf] * 2)
+
+
+def test_draws_of_whole_steps_may_be_missing_and_are_as_noisy_as_others():
+    """The first draw decides the type of a numpy array of all draws."""
+    statistic = statistic_named(f"{HERE}.MeanOfBestTwoInWholeSteps")
+    costs = np.array([[10, 13, math.inf], [10, math.inf, math.inf], [10, 16, 16]])
+    assert statistic.of_draws(costs).tolist() == [12, math.inf, 13]
+    steps = [100, 110, 125, 130, *[None] * 21]
+    # The same draws, seeded by the name.
+    exact = BestTrials((0.5, 0.5), statistic.name, "the mean of the best 2")
+    noise = noise_of_k_star(steps, 2, exact)
+    assert noise_of_k_star(steps, 2, statistic) == pytest.approx(noise, rel=0.02)
 
 
 @pytest.mark.parametrize("statistic", STATISTICS, ids=lambda statistic: statistic.name)
