@@ -134,13 +134,14 @@ class ImageClassifier(LightningModule):
         return F.cross_entropy(self(x), y, reduction="sum")
 
     @property
-    def _overrides_validation(self) -> bool:
-        """Whether another class or the instance has its own error or its own `val_loss`."""
+    def _overridden_validation(self) -> list[str]:
+        """The methods of validation that another class or the instance overrides."""
+        overridden = []
         for name in ("per_example_error", "summed_loss"):
             method = getattr(self, name)
             if getattr(method, "__func__", None) is not getattr(ImageClassifier, name):
-                return True
-        return False
+                overridden.append(name)
+        return overridden
 
     def on_validation_epoch_start(self) -> None:
         self._mistakes: Tensor | int = 0
@@ -150,7 +151,8 @@ class ImageClassifier(LightningModule):
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         x, y = batch
-        if self._overrides_validation:
+        check_labels(self, y)
+        if self._overridden_validation:
             # All loops count the same mistakes: a check that may stop early calls these methods.
             wrong = is_wrong(self.per_example_error(batch))
             loss = self.summed_loss(batch)
@@ -256,12 +258,36 @@ class LanguageModel(ImageClassifier):
 
     def _losses_of(self, y: Tensor, wrong: Tensor) -> int:
         # A `per_example_error` of a subclass may judge windows. The loss sums all positions.
+        check_classes(y)
         return y.numel()
 
 
 def is_wrong(errors: Tensor) -> Tensor:
     """Return True for each example whose `per_example_error` is at least 1 or is nan."""
     return ~(errors < 1)
+
+
+def check_labels(module: ImageClassifier, y: Tensor) -> None:
+    """Raise ConfigError for negative classes, unless a subclass has its own error and loss."""
+    if len(module._overridden_validation) < 2:
+        check_classes(y)
+
+
+def check_classes(y: Tensor) -> None:
+    """Raise ConfigError if a class is negative; probabilities of classes are not checked.
+
+    torch's cross-entropy ignores the class -100, but a mean over the split counts its example.
+    """
+    if y.is_floating_point() or not y.numel():
+        return
+    least = int(y.min())
+    if least < 0:
+        raise ConfigError(
+            "data",
+            f"a split with the class {least}",
+            "a split with classes from 0, because the means of the metrics count all labels",
+            "Leave these labels out, or log the means in your own validation_step",
+        )
 
 
 def logs(trainer: Trainer) -> bool:

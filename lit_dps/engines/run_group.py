@@ -22,7 +22,7 @@ from lit_dps.engines.single_network import SingleNetwork
 from lit_dps.engines.stack import StackedNetworks
 from lit_dps.engines.step_batches import count_examples, join_rows
 from lit_dps.engines.trial_settings import RaiseIfStopped, TrialSettings
-from lit_dps.module import ImageClassifier, is_wrong
+from lit_dps.module import ImageClassifier, check_labels, is_wrong
 from lit_dps.parallel.process import Interrupted
 from lit_dps.training.early_validation import HardestFirst, MistakeCount
 from lit_dps.training.stopwatch import Stopwatch
@@ -103,6 +103,8 @@ class RunGroup:
         self._train_split: tuple[Any, Tensor] = first.data.on_device("train", self._device)
         self._validation_split: tuple[Any, Tensor] = first.data.on_device("val", self._device)
         self._logs_metrics = not isinstance(first.module, ImageClassifier)
+        if isinstance(first.module, ImageClassifier):
+            check_labels(first.module, self._validation_split[1])
         self._stops_validations_early = (
             settings.goal.stops_validations_early and not self._logs_metrics
         )

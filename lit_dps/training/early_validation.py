@@ -11,7 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 import lit_dps.training.lightning_private as lightning_private
-from lit_dps.module import is_wrong
+from lit_dps.module import ImageClassifier, check_classes, is_wrong
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.pruning.network import in_evaluation_mode
@@ -197,7 +197,10 @@ class EarlyValidation:
             batch = self.trainer.precision_plugin.convert_input(batch)
             batch = self.trainer.strategy.batch_to_device(batch, self.module.device, 0)
             module: Any = self.module
-            scores[part] = module.per_example_error(batch).float().cpu()
+            method = module.per_example_error
+            if getattr(method, "__func__", None) is ImageClassifier.per_example_error:
+                check_classes(batch[1])
+            scores[part] = method(batch).float().cpu()
         # The other ranks add zeros, so the sum is exact.
         return ranks.all_reduce_sum(scores)
 

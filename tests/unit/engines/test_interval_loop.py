@@ -84,6 +84,34 @@ class WarmUp(ImageClassifier):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
+class Unlabelled(ImageClassifier):
+    """Counts an example without a class as correct, but its `val_loss` is inherited."""
+
+    def per_example_error(self, batch):
+        x, y = batch
+        return ((self(x).argmax(1) != y) & (y >= 0)).float()
+
+
+class UnlabelledDigits(Digits):
+    """Has no class for the last validation example."""
+
+    def load(self):
+        images = super().load()
+        images.y["val"][-1] = -100
+        return images
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_an_ignored_class_is_refused(size):
+    model = {**MODEL, "class_path": f"{__name__}.Unlabelled"}
+    data = {"class_path": f"{__name__}.UnlabelledDigits"}
+    workload = Workload(model, data, {"accelerator": "cpu"})
+    trials = [Trial(Cell(64, 0.0), point, PARAMS) for point in range(2)]
+    for result in train_all(trials, workload, GOAL, size=size, metrics=("val_loss",)):
+        assert result.status is Status.FAILED
+        assert result.failure.startswith("data is 'a split with the class -100'")
+
+
 @pytest.mark.parametrize(
     "how", [{"lean": False}, {}, {"size": 2}], ids=["Lightning", "one", "stack"]
 )

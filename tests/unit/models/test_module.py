@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lit_dps.core.errors import ConfigError
-from lit_dps.module import ImageClassifier, weights_finite
+from lit_dps.module import ImageClassifier, LanguageModel, weights_finite
 from tests.support.errors import refuses
 from tests.support.tiny import QUIET
 
@@ -116,3 +116,45 @@ def test_labels_that_are_no_classes_are_refused_also_where_their_shape_would_bro
     with refuses("data", "labels of shape (3, 3)"):
         module.validation_step(batch, 0)
     module.validation_step((batch[0], torch.arange(3)), 0)
+
+
+class OwnLoss(LanguageModel):
+    """Sums the loss of the positions that count, but its mean is over all positions."""
+
+    def per_example_error(self, batch):
+        x, y = batch
+        return ((self(x).argmax(1) != y) & (y >= 0)).any(1).float()
+
+    def summed_loss(self, batch):
+        return super().summed_loss(batch)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"), [(ImageClassifier, (6,)), (LanguageModel, (6, 4)), (OwnLoss, (6, 4))]
+)
+def test_classes_that_torch_ignores_are_refused_in_a_validation(kind, shape):
+    module = kind(nn.Identity())
+    classes = torch.zeros(shape, dtype=torch.int64)
+    logits = torch.randn(6, 3, *shape[1:])
+    module.on_validation_epoch_start()
+    module.validation_step((logits, classes), 0)
+    classes[2:] = -100
+    with refuses("data", "a split with the class -100"):
+        module.validation_step((logits, classes), 0)
+
+
+def test_a_module_with_its_own_error_and_loss_may_have_negative_classes():
+    class Signs(ImageClassifier):
+        """Predicts the sign -1 or 1 of an example."""
+
+        def per_example_error(self, batch):
+            return (self(batch[0])[:, 0].sign() != batch[1]).float()
+
+        def summed_loss(self, batch):
+            return torch.relu(1 - self(batch[0])[:, 0] * batch[1]).sum()
+
+    loader = DataLoader(
+        TensorDataset(torch.tensor([[1.0], [2.0]]), torch.tensor([-1, 1])), batch_size=1
+    )
+    (logged,) = Trainer(**QUIET).validate(Signs(_WithParameter()), loader, verbose=False)
+    assert (logged["val_error"], logged["val_loss"]) == (0.5, 1.0)

@@ -13,6 +13,7 @@ from lit_dps.core.trial import Status
 from lit_dps.module import ImageClassifier, LanguageModel
 from lit_dps.training import GoalErrorCallback
 from lit_dps.training.early_validation import CHUNK, EarlyValidation
+from tests.support.errors import refuses
 from tests.support.tiny import QUIET, assert_equal, fit, loader, weights
 
 N = 1000
@@ -107,6 +108,14 @@ def test_a_refusal_looks_at_the_hardest_examples_first():
     assert data.looked_at <= max(CHUNK, mistakes // 2 + 1)
     assert check(mistakes) == (mistakes, True), "as many as are allowed"
     assert not check(mistakes - 1).exact or mistakes == 0
+
+
+def test_an_ignored_class_is_refused():
+    data, module = Points(), classifier()
+    trainer = fit(module, callbacks=[], datamodule=data, max_steps=1, limit_val_batches=0)
+    data.y[-1] = -100
+    with refuses("data", "a split with the class -100"):
+        EarlyValidation(trainer, module)(N)
 
 
 def test_without_what_it_needs_full_passes_are_taken():
