@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, mean
 from typing import Any
 
 import pandas as pd
@@ -60,32 +60,36 @@ def layer_rows(kept: Iterable[tuple[Series, int, Kept]]) -> pd.DataFrame:
     """Return one row a series and layer, in the network's order.
 
     Biases are skipped: if they begin at zero, all of them are pruned. Columns: sparsity and further
-    axes, layer, total [elements], samples, kept (the mean over the samples), share, low and high
-    (the least and the greatest share of a sample), empty (samples that keep nothing of the layer).
+    axes, layer, total [elements] and kept (the means over the samples that have the layer, whose
+    networks may differ in size), samples, share (the mean over these samples), low and high (the
+    least and the greatest share of a sample), empty (samples that keep nothing of the layer).
     """
     by_series: dict[Series, list[Kept]] = {}
     for series, _, counts in kept:
         by_series.setdefault(series, []).append(counts)
     rows = []
     for series, samples in sorted(by_series.items()):
-        for layer, (_, total) in samples[0].items():
-            if is_bias(layer):
-                continue
-            counts = [sample[layer][0] for sample in samples if layer in sample]
-            rows.append({**columns_of(series), "layer": layer, **_shares(counts, total)})
+        by_layer: dict[str, list[tuple[int, int]]] = {}
+        for sample in samples:
+            for layer, counts in sample.items():
+                by_layer.setdefault(layer, []).append(counts)
+        for layer, of_layer in by_layer.items():
+            if not is_bias(layer):
+                rows.append({**columns_of(series), "layer": layer, **_shares(of_layer)})
     return frame(rows)
 
 
-def _shares(counts: Sequence[int], total: int) -> dict[str, float]:
-    """Return the columns of a layer: the elements that each sample keeps, of a total."""
+def _shares(counts: Sequence[tuple[int, int]]) -> dict[str, float]:
+    """Return the columns of a layer by the elements that each sample keeps, and their total."""
+    shares = [kept / total for kept, total in counts]
     return {
-        "total": total,
+        "total": mean(total for _, total in counts),
         "samples": len(counts),
-        "kept": fmean(counts),
-        "share": fmean(counts) / total,
-        "low": min(counts) / total,
-        "high": max(counts) / total,
-        "empty": counts.count(0),
+        "kept": fmean(kept for kept, _ in counts),
+        "share": fmean(shares),
+        "low": min(shares),
+        "high": max(shares),
+        "empty": shares.count(0),
     }
 
 
@@ -97,8 +101,8 @@ def is_bias(name: str) -> bool:
 def collapse_rows(layers: pd.DataFrame) -> pd.DataFrame:
     """Return one row a way of pruning and sparsity, from `layer_rows`.
 
-    Columns: further axes, sparsity, samples, kept (the share of all layers' weights, the mean over
-    the samples: less than 1 - sparsity if that counts nodes), least (the least share of a layer
+    Columns: further axes, sparsity, samples, kept (the share of all layers' weights, over all
+    samples: less than 1 - sparsity if that counts nodes), least (the least share of a layer
     that any sample keeps), layer (of that share), empty (a lower bound of the samples with empty
     layers), collapses (the first sparsity at which a sample has an empty layer; missing without
     any).
@@ -114,12 +118,15 @@ def collapse_rows(layers: pd.DataFrame) -> pd.DataFrame:
             collapses = None
         for sparsity, here in part.groupby("sparsity"):
             least = here.loc[here["low"].idxmin()]
+            # A layer that some samples do not have counts once for each sample that has it.
+            kept = (here["kept"] * here["samples"]).sum()
+            total = (here["total"] * here["samples"]).sum()
             rows.append(
                 {
                     **dict(zip(ways, way, strict=True)),
                     "sparsity": sparsity,
                     "samples": int(here["samples"].max()),
-                    "kept": float(here["kept"].sum() / here["total"].sum()),
+                    "kept": float(kept / total),
                     "least": float(least["low"]),
                     "layer": least["layer"],
                     "empty": int(here["empty"].max()),
@@ -152,7 +159,8 @@ def _emptied_by_changes(record: StudyRecord) -> list[str]:
     """Return the layers that changing masks emptied, with the number of trials."""
     places = []
     for series, trials in sorted(trials_with_changes(record).items()):
-        for layer in trials[0].kept:
+        # Networks may differ in their layers.
+        for layer in dict.fromkeys(name for trial in trials for name in trial.kept):
             empty = sum(trial.kept.get(layer, (1, 1))[0] == 0 for trial in trials)
             if empty and not is_bias(layer):
                 places.append(f"{series}: {layer} at the end of {empty} of {len(trials)} trials")

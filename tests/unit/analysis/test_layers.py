@@ -84,6 +84,19 @@ def test_kept_shares_are_means_over_points_that_count_once(study):
     assert (row["kept"], row["low"], row["high"]) == (pytest.approx((2 + 0 + 4) / 3), 0, 4 / 200)
 
 
+def test_shares_of_networks_of_different_sizes_are_of_the_layers_of_each():
+    small = {"a.weight": (64, 640), "b.weight": (2, 10)}
+    large = {"a.weight": (512, 2560), "b.weight": (6, 10), "c.weight": (0, 10)}
+    rows = layer_rows([(Series(0.9), 0, small), (Series(0.9), 1, large)])
+    a, b, c = rows.to_dict("records")
+    assert (a["total"], a["kept"], a["share"]) == (1600, 288, pytest.approx(0.15))
+    assert (a["low"], a["high"]) == (pytest.approx(0.1), pytest.approx(0.2))
+    assert (b["total"], b["kept"], b["share"]) == (10, 4, pytest.approx(0.4))
+    assert (c["layer"], c["samples"], c["empty"]) == ("c.weight", 1, 1)
+    (row,) = collapse_rows(rows).to_dict("records")
+    assert row["kept"] == pytest.approx((66 + 518) / (650 + 2580))
+
+
 def test_the_first_sparsity_with_an_empty_layer_is_told(study):
     rows = collapse_rows(layer_rows(kept_of(study.record)))
     first = dict(zip(rows["method"], rows["collapses"], strict=True))
