@@ -73,7 +73,7 @@ def series_curves(
     """Return the rows of `law_curve` of each series of a study, with its columns first.
 
     They are normalised at `common_batch_size`. `median` [steps] is the median over seeds of the
-    best point, missing if it was not repeated.
+    best point, missing if it was not repeated; `median_floor` is 1 where it is an upper bound.
 
     Args:
         laws: The law of K*, by series.
@@ -85,10 +85,13 @@ def series_curves(
     for series, law in laws.items():
         curve = law_curve(law, batch_sizes, common)
         steps = {}
+        bounds = frozenset()
         if series in medians:
+            bounds = medians[series].upper_bounds
             for batch_size, k in medians[series].k_star.items():
                 steps[batch_size] = k * law.unit.per_step(batch_size)
         curve["median"] = pd.array(list(map(steps.get, curve["batch_size"])), "Float64")
+        curve["median_floor"] = [int(b in bounds) for b in curve["batch_size"]]
         parts.append(pd.DataFrame({**columns_of(series), **curve}))
     return pd.concat(parts, ignore_index=True)
 

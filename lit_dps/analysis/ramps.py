@@ -63,8 +63,8 @@ def ramp_rows(
     constant_batch_size with its constant_steps and constant_examples, steps_ratio and
     examples_ratio (of the growing batch to the constant one) with 95 % limits (steps_low,
     steps_high, examples_low, examples_high; missing for K*), and steps_of: "K*", or the median over
-    seeds where both cells have at least `MIN_SEEDS` repeats. Cells whose K* is an upper bound are
-    left out.
+    seeds where both cells have at least `MIN_SEEDS` repeats whose median is no upper bound. Cells
+    whose K* is an upper bound are left out.
 
     Args:
         record: The study.
@@ -100,7 +100,11 @@ def point_rows(
     for summary in cells:
         if summary.k_star_steps is None or len(kinds) < 2:
             continue
-        use_seeds = _has_seeds(repeats.get(summary.cell))
+        repeated = repeats.get(summary.cell)
+        use_seeds = _has_seeds(repeated)
+        is_bound = summary.is_upper_bound
+        if use_seeds and repeated is not None:
+            is_bound = repeated.is_upper_bound(0.5)
         measured = _measured(record, summary, repeats, use_seeds)
         row: dict[str, object] = {**columns_of(summary.cell.series)}
         row |= {
@@ -108,7 +112,7 @@ def point_rows(
             "constant": int(record.has_constant_batch(summary.cell)),
             "steps": measured.steps,
             "examples": measured.examples,
-            "floor": int(summary.is_upper_bound),
+            "floor": int(is_bound),
             "steps_of": MEDIAN if use_seeds else K_STAR,
         }
         rows.append(row)
@@ -138,7 +142,7 @@ def _row(
 ) -> dict[str, object]:
     """Return the row of `ramp_rows` of a cell."""
     cells = [summary, *constants]
-    with_seeds = [each.cell for each in cells if _has_seeds(repeats.get(each.cell))]
+    with_seeds = [each.cell for each in cells if _has_exact_median(repeats.get(each.cell))]
     use_seeds = summary.cell in with_seeds and len(with_seeds) > 1
     if use_seeds:
         constants = [each for each in constants if each.cell in with_seeds]
@@ -167,6 +171,11 @@ def _has_seeds(repeated: RepeatSummary | None) -> bool:
     if repeated is None or len(repeated.results) < MIN_SEEDS:
         return False
     return repeated.finite_median is not None
+
+
+def _has_exact_median(repeated: RepeatSummary | None) -> bool:
+    """Return True if the median over the repeats of a cell is known and no upper bound."""
+    return repeated is not None and _has_seeds(repeated) and not repeated.is_upper_bound(0.5)
 
 
 def _measured(

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.best_of_n import last_doubling, why_no_draws
+from lit_dps.analysis.repeats import RepeatSummary
 from lit_dps.analysis.tables import numbers, rows_of, title, where
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import Series
@@ -83,6 +84,8 @@ def notes(study: Analysis) -> list[str]:
         lines.append(
             "A dash beside the end of a curve is the median of its best sample over seeds."
         )
+    if any(each.is_upper_bound(0.5) for each in study.repeats_of_k_star.values()):
+        lines.append("A dash with an arrow is an upper bound.")
     return lines
 
 
@@ -97,7 +100,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     sizes = sorted(study.record.batch_sizes)
     shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(sizes)))
     colours = {size: to_hex(shade) for size, shade in zip(sizes, shades, strict=True)}
-    medians = _medians(study)
+    repeats = _repeats_with_median(study)
     values = known["median"].tolist()
     columns = min(len(every), 3)
     lines = math.ceil(len(every) / columns)
@@ -105,8 +108,9 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     ax = None
     for i, series in enumerate(every):
         ax = figure.add_subplot(lines, columns, i + 1, sharey=ax, xscale="log", yscale="log")
-        _draw_series(ax, rows_of(series, known), medians.get(series, {}), colours)
-        values += medians.get(series, {}).values()
+        of_series = repeats.get(series, {})
+        _draw_series(ax, rows_of(series, known), of_series, colours)
+        values += [each.finite_median for each in of_series.values()]
         ax.set_title(title(series))
         _draws_axis(ax, rows["draws"].tolist())
         if i % columns == 0:
@@ -114,7 +118,7 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
         if i + columns >= len(every):
             ax.set_xlabel("trials n")
     look.log_values_axis(figure.axes[0], values, 1.1, 1.1)
-    _draw_legend(figure, known, colours, bool(medians))
+    _draw_legend(figure, known, colours, bool(repeats))
     return figure
 
 
@@ -125,19 +129,18 @@ def _label(record: StudyRecord) -> str:
     return f"K* of n trials [{unit}]: {record.statistic.label}"
 
 
-def _medians(study: Analysis) -> dict[Series, dict[int, float]]:
-    """Return the finite median over seeds of the best sample, by series and batch size."""
-    medians: dict[Series, dict[int, float]] = {}
-    for cell, repeats in study.repeats_of_k_star.items():
-        if repeats.finite_median is not None:
-            medians.setdefault(cell.series, {})[cell.batch_size] = repeats.finite_median
-    return medians
+def _repeats_with_median(study: Analysis) -> dict[Series, dict[int, RepeatSummary]]:
+    """Return the repeats of best samples with a finite median, by series and batch size."""
+    by_series = {}
+    for series, repeats in study.repeats_with_median.items():
+        by_series[series] = {each.cell.batch_size: each for each in repeats}
+    return by_series
 
 
 def _draw_series(
-    ax: Axes, rows: pd.DataFrame, medians: Mapping[int, float], colours: Mapping[int, str]
+    ax: Axes, rows: pd.DataFrame, repeats: Mapping[int, RepeatSummary], colours: Mapping[int, str]
 ) -> None:
-    """Draw the curves of a series; medians and colours are by batch size."""
+    """Draw the curves of a series; repeats and colours are by batch size."""
     for size, colour in colours.items():
         line = where(rows, batch_size=size)
         if not len(line):
@@ -146,8 +149,12 @@ def _draw_series(
         steps = numbers(line["median"])
         ax.plot(n, steps, color=colour, linewidth=1, drawstyle="steps-post")
         ax.plot(n[-1:], steps[-1:], color=colour, marker="o", markersize=3)
-        if size in medians:
-            ax.plot(n[-1:] * 1.25, [medians[size]], color=colour, **DASH)
+        if size in repeats:
+            x = n[-1:] * 1.25
+            median = np.array([repeats[size].finite_median], float)
+            ax.plot(x, median, color=colour, **DASH)
+            if repeats[size].is_upper_bound(0.5):
+                look.bounds(ax, x, median, color=colour, marker=DASH["marker"])
 
 
 def _draws_axis(ax: Axes, draws: Sequence[int]) -> None:

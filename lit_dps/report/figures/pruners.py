@@ -32,7 +32,9 @@ def by_default(study: Analysis) -> bool:
 def rows(study: Analysis) -> pd.DataFrame:
     """Return the rows of `law_tables.series_curves` without normalised values and medians."""
     columns = study.law_curves.columns
-    return study.law_curves.loc[:, ~columns.str.startswith("normalised")].drop(columns="median")
+    return study.law_curves.loc[:, ~columns.str.startswith("normalised")].drop(
+        columns=["median", "median_floor"]
+    )
 
 
 @matplotlib.rc_context(look.STYLE)

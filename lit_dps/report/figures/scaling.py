@@ -54,6 +54,7 @@ MOST_CHARACTERS = 18
 # Columns of steps that the panel of a series shows.
 DRAWN_VALUES = ["k_star", "median", "k_star_low", "k_star_high"]
 ARROW = 0.35  # length of the arrow of an upper bound, as a share of K*
+ARROW_DOWN: dict[str, Any] = {"uplims": True, "elinewidth": 0.8, "capsize": 2}
 
 
 def rows(study: Analysis) -> pd.DataFrame:
@@ -86,7 +87,10 @@ def notes(study: Analysis) -> list[str]:
         too_few = study.record.statistic.too_few.capitalize()
         lines.append(f"{too_few} met the goal at {listed(without_k_star)}: no curve there.")
     laws = study.laws.values()
-    return lines + limit_notes(laws) + bound_notes(laws)
+    lines += limit_notes(laws) + bound_notes(laws)
+    if any(law.upper_bounds for law in study.median_laws.values()):
+        lines.append("A median over seeds with an arrow is an upper bound.")
+    return lines
 
 
 def limit_notes(laws: Iterable[Law]) -> list[str]:
@@ -213,6 +217,9 @@ def _draw_series(ax: Axes, part: _Part) -> None:
     _draw_limits(ax, part.rows, part.number)
     draw_curve(ax, part.rows, part.number)
     ax.plot(*_known(part.rows, "median"), **MEDIAN)
+    batch, medians = _known(where(part.rows, median_floor=1), "median")
+    if len(batch):
+        ax.errorbar(batch, medians, yerr=ARROW * medians, **ARROW_DOWN, **MEDIAN)
     draw_perfect(ax, part.rows)
     handles = bound_handles(part.rows)
     if handles:
@@ -281,7 +288,7 @@ def draw_curve(
     ax.plot(batch, k_star, linestyle="none", markeredgecolor="white", markeredgewidth=0.4, **style)
     batch, k_star = _known(where(rows, floor=1), f"{prefix}k_star")
     if len(batch):
-        arrows = {"yerr": ARROW * k_star, "uplims": True, "elinewidth": 0.8, "capsize": 2}
+        arrows = {"yerr": ARROW * k_star, **ARROW_DOWN}
         ax.errorbar(batch, k_star, linestyle="none", **arrows, **style, **look.HOLLOW)
     if label is not None:
         ax.plot([], [], label=label, **style | look.line_of(i))

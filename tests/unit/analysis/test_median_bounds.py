@@ -14,9 +14,11 @@ from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.core.unit import SECONDS, STEPS
 from lit_dps.report.document import study_document
+from lit_dps.report.figures import draws, scaling
 from lit_dps.report.result_table import result_rows
 from lit_dps.report.warnings import first_check_bounds, median_bounds
 from lit_dps.tracking.description import cell_outcomes
+from lit_dps.tracking.description import scaling as scaling_metrics
 
 SPACE = {"model.learning_rate": Range(1e-3, 10.0, "log")}
 INTERVAL = 8
@@ -117,3 +119,18 @@ def test_a_bound_of_k_star_does_not_mark_an_exact_median(unit):
     assert not list(median_bounds(analysis))
     (row,) = first_check_bounds(analysis)
     assert row["places"] == "B = 64"
+
+
+def test_the_curves_mark_the_bounds_of_medians():
+    analysis = study()
+    curve = analysis.law_curves
+    bounds = curve[curve["median_floor"] == 1]
+    assert bounds["batch_size"].tolist() == [64]
+    assert bounds["median"].tolist() == [8]
+    assert bounds["floor"].tolist() == [0]
+    panel = scaling.draw(scaling.rows(analysis), analysis).axes[0]
+    (arrows,) = [each for each in panel.containers if each.lines[0].get_marker() == "x"]
+    assert arrows.lines[0].get_xydata().tolist() == [[64, 8]]
+    panel = draws.draw(draws.rows(analysis), analysis).axes[0]
+    assert [text.xy[1] for text in panel.texts] == [8]
+    assert scaling_metrics(analysis)["K_median/S_0"] == {8: 72, 16: 40, 32: 32}

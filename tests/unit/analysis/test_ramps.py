@@ -8,6 +8,7 @@ import math
 import pytest
 
 from lit_dps.analysis.analysis import Analysis
+from lit_dps.analysis.answer import K_STAR, MEDIAN
 from lit_dps.core.goal import Goal
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.repeats import RepeatPlan
@@ -144,3 +145,25 @@ def test_a_limit_that_is_infinite_is_written_and_the_study_is_published(tmp_path
     assert "40 % fewer steps [-60 %, +inf %] and 57 % more examples [-23 %, +inf %]" in text
     publish(found, tmp_path)
     assert text in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_median_at_the_first_check_is_a_bound_and_not_compared():
+    repeats = {
+        Cell(16, 0.0, CONSTANT): [60, 60, 60, 60, 60],
+        Cell(32, 0.0, CONSTANT): [2, 2, 2, 40, 40],
+        Cell(64, 0.0, RAMP): [30, 30, 30, 30, 30],
+    }
+    found = study(repeats=repeats)
+    points = found.ramp_points.set_index(["constant", "batch_size"])
+    assert points["floor"].to_dict() == {(1, 16): 0, (1, 32): 1, (1, 64): 0, (0, 64): 0}
+    assert points.loc[(1, 32), "steps"] == 2
+    (row,) = found.ramps.to_dict("records")
+    assert (row["constant_batch_size"], row["steps_of"]) == (16, MEDIAN)
+    # The median of the ramp is a bound, so K* is compared.
+    repeats[Cell(64, 0.0, RAMP)] = [2, 2, 2, 30, 30]
+    (row,) = study(repeats=repeats).ramps.to_dict("records")
+    assert (row["steps"], row["constant_steps"], row["steps_of"]) == (28, 60, K_STAR)
+    # K* is a bound and the median is exact.
+    bounded = study(STEPS | {Cell(32, 0.0, CONSTANT): 2}, {Cell(32, 0.0, CONSTANT): [30, 40, 50]})
+    points = bounded.ramp_points.set_index(["constant", "batch_size"])
+    assert (points.loc[(1, 32), "steps"], points.loc[(1, 32), "floor"]) == (40, 0)
