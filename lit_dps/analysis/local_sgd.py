@@ -136,7 +136,7 @@ class LocalCurve:
     def flat_to(self) -> int | None:
         """H_crit, the largest H up to which K* is flat; None if `least_k_star` is unknown.
 
-        A lower bound of H_crit if the next H is unfinished.
+        A lower bound of H_crit if the next H is undecided (`undecided_after_flat`).
         """
         if self.least_k_star is None:
             return None
@@ -168,12 +168,13 @@ class LocalCurve:
         return sorted([*(point.local_steps for point in self.points), *self.without_k_star])
 
     @property
-    def unfinished_after_flat(self) -> int | None:
-        """The H after `flat_to` if it is unfinished; else None."""
+    def undecided_after_flat(self) -> int | None:
+        """The H after `flat_to` if it is unfinished, or its K* an upper bound; else None."""
         if self.flat_to is None:
             return None
         larger = [steps for steps in self.local_steps if steps > self.flat_to]
-        if not larger or larger[0] not in self.unfinished:
+        bounds = [point.local_steps for point in self.points if point.is_bound]
+        if not larger or larger[0] not in (*self.unfinished, *bounds):
             return None
         return larger[0]
 
@@ -186,9 +187,11 @@ class LocalCurve:
             flat = f"K* at H = {first.local_steps} is an upper bound, so H_crit is unknown"
         elif self.flat_to is None:
             flat = "K* at the least H is unknown, so H_crit is unknown"
-        elif self.unfinished_after_flat is not None:
-            unfinished = f"H = {self.unfinished_after_flat} is unfinished"
-            flat = f"K* is flat at least up to H = {self.flat_to}; {unfinished}"
+        elif self.undecided_after_flat is not None:
+            undecided = f"H = {self.undecided_after_flat} is unfinished"
+            if self.undecided_after_flat not in self.unfinished:
+                undecided = f"K* at H = {self.undecided_after_flat} is an upper bound"
+            flat = f"K* is flat at least up to H = {self.flat_to}; {undecided}"
         elif self.flat_to == self.largest:
             flat = f"K* is flat up to H = {self.flat_to}, the largest H"
         else:

@@ -110,7 +110,7 @@ def test_an_unfinished_cell_bounds_how_far_k_star_is_flat():
         )
         (curve,) = found.local_curves
         assert (curve.missed, curve.unfinished, curve.flat_to) == ((), (16,), 4)
-        assert curve.unfinished_after_flat == 16
+        assert curve.undecided_after_flat == 16
         assert "at least up to H = 4; H = 16 is unfinished" in curve.describe()
     missing = study({16: {1: 100, 4: 105, 16: None, 64: 100}})
     record = dataclasses.replace(
@@ -120,7 +120,23 @@ def test_an_unfinished_cell_bounds_how_far_k_star_is_flat():
     assert (undetermined.missed, undetermined.unfinished) == ((), (16,))
     (missed,) = missing.local_curves
     assert (missed.missed, missed.unfinished, missed.flat_to) == ((16,), (), 4)
-    assert missed.unfinished_after_flat is None
+    assert missed.undecided_after_flat is None
+
+
+@pytest.mark.parametrize("steps, undecided", [([300], 16), ([300, 304], None), ([108], None)])
+def test_an_upper_bound_of_k_star_does_not_show_that_k_star_rises(steps, undecided):
+    """One of three trials at H = 16 is too few for K* there."""
+    cells = {}
+    for h in LENGTHS:
+        costs = steps if h == 16 else [100, 104, 108]
+        cells[cell(16, steps=h)] = [result(cell(16, steps=h), i, k) for i, k in enumerate(costs)]
+    goal = Goal(0.1, check_interval=4, max_steps=4000)
+    axes = {KEY: list(LENGTHS)}
+    found = analysis_of(cells, space={}, goal=goal, axes=axes, config={"local": LOCAL}, trials=3)
+    (curve,) = found.local_curves
+    assert curve.flat_to == (64 if steps == [108] else 4)
+    assert curve.undecided_after_flat == undecided
+    assert ("at least up to H = 4" in curve.describe()) == (undecided is not None)
 
 
 def test_the_first_h_is_not_compared_with_itself():
