@@ -38,7 +38,14 @@ from tests.e2e.test_bad_input import edited, refusal  # noqa: F401
             ["local.workers is 0; it must be a whole number of workers, 1 or more"],
         ),
         (edited("local", {"workers": 2, "steps": 0}), ["local.steps is 0"]),
-        (edited("study/grid", {"local.steps": [1, 0]}), ["local.steps is 0"]),
+        (
+            edited("study/grid", {"local.workers": [1, 2], "local.steps": [1, 0]}),
+            ["local.steps is 0"],
+        ),
+        (
+            edited("study/grid", {"local.steps": [1, 4]}),
+            ["study.grid is 'local.steps'; it must be another key"],
+        ),
         (
             edited("local", {"workers": 2}) | {"optim": {"delay": 2}},
             ["local.workers is 2"],

@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
 
@@ -21,7 +21,7 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import RESERVED_NAMES
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.search_space import Choices
-from lit_dps.core.trial import Cell, Trial, Value
+from lit_dps.core.trial import Cell, Trial, Value, text_of
 from lit_dps.core.trial_config import AVERAGE_KEY, BatchConfig
 from lit_dps.core.unit import STEPS
 from lit_dps.engines.trial_settings import METHOD_OPTIONS, takes_option
@@ -48,6 +48,18 @@ TRAINER_KEYS = [
     "trainer.gradient_clip_algorithm",
     "trainer.precision",
 ]
+# Keys that act only if another key has a value other than these.
+_LOCAL_SGD_OFF = {
+    "local.workers": (1,),
+    "local.outer_learning_rate": (1,),
+    "local.outer_momentum": (0,),
+}
+_OFF_VALUES: dict[str, dict[str, tuple]] = {
+    "local.steps": _LOCAL_SGD_OFF,
+    "local.start": _LOCAL_SGD_OFF,
+    "local.outer_nesterov": {"local.outer_momentum": (0,)},
+    "trainer.gradient_clip_algorithm": {"trainer.gradient_clip_val": (None, 0)},
+}
 
 
 def check_goals(setup: StudySetup) -> None:
@@ -278,8 +290,8 @@ def check_effects(setup: StudySetup) -> list[str]:
     """Return a note for each value that the study overrides.
 
     Raises:
-        ConfigError: for a pruning.sparsity that no cell has, and for arguments of a class that an
-            axis or a choice replaces.
+        ConfigError: for a pruning.sparsity that no cell has, for arguments of a class that an
+            axis or a choice replaces, and for an axis or a searched key that acts in no trial.
     """
     study, workload = setup.study, setup.workload
     specs = {"model": dict(workload.model), "data": dict(workload.data)}
@@ -293,7 +305,7 @@ def check_effects(setup: StudySetup) -> list[str]:
     if sparsity and sparsity not in study.sparsities:
         allowed = f"one of study.sparsities {study.sparsities}, or omitted"
         raise ConfigError("pruning.sparsity", sparsity, allowed)
-    notes = []
+    notes = _check_idle_keys(setup)
     if setup.goal.early_reject and not setup.built_goal.is_pointwise:
         notes.append(f"no check stops early, because goal.rule {setup.goal.rule} needs each value")
     if sparsity and study.sparsities != [sparsity]:
@@ -302,6 +314,45 @@ def check_effects(setup: StudySetup) -> list[str]:
             f"study.sparsities {study.sparsities}"
         )
     return notes
+
+
+def _check_idle_keys(setup: StudySetup) -> list[str]:
+    """Return a note for each fixed value that acts in no trial, because another key is off.
+
+    Raises:
+        ConfigError: for an axis or a searched key of this kind, whose values train the same.
+    """
+    notes = []
+    for key, off_values in _OFF_VALUES.items():
+        if any(_has_other(setup, switch, off) for switch, off in off_values.items()):
+            continue
+        switches = " or ".join(off_values)
+        for source, keys in ((GRID, setup.study.axes), (SPACE, setup.study.space)):
+            if key in keys:
+                allowed = f"another key, because {key} has no effect without {switches}"
+                raise ConfigError(source, key, allowed, f"Set {switches}")
+        value = _fixed_value(setup, key)
+        if value not in (None, getattr(LocalSGDSchedule(), key.partition(".")[2], None)):
+            notes.append(f"{key} = {text_of(value)} has no effect without {switches}")
+    return notes
+
+
+def _has_other(setup: StudySetup, key: str, off: tuple) -> bool:
+    """Return True if a trial has a value of a key that is not in `off`."""
+    values: Iterable[Any] = [_fixed_value(setup, key)]
+    if key in setup.study.axes:
+        values = setup.study.axes[key]
+    elif key in setup.study.space:
+        values = setup.study.space[key].extremes
+    return any(value not in off for value in values)
+
+
+def _fixed_value(setup: StudySetup, key: str) -> Any:
+    """Return the value of a key of the section local or trainer; None for an omitted argument."""
+    section, _, name = key.partition(".")
+    if section == "local":
+        return getattr(setup.local, name)
+    return setup.workload.trainer.get(name)
 
 
 def _refuse_lost_arguments(source: str, key: str, spec: Mapping[str, Any]) -> None:

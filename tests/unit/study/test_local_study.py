@@ -12,7 +12,7 @@ from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.search_space import Choices, Range
 from lit_dps.core.trial import Cell, Series, Trial
 from lit_dps.study.preflight.check import check_configuration
-from lit_dps.study.preflight.keys import check_keys, check_workers
+from lit_dps.study.preflight.keys import check_effects, check_keys, check_workers
 from lit_dps.study.setup import StudySetup
 from tests.support.errors import refuses
 from tests.support.setups import setup_of, training_of
@@ -106,6 +106,49 @@ def test_searched_workers_are_refused_where_one_value_does_not_fit(sections, key
     check_configuration(
         setup_of(one_worker, StorageConfig(), given.workload, SHORT_GOAL, **sections)
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "source", "key"),
+    [
+        ({"grid": {"local.steps": [1, 4, 16]}}, "study.grid", "local.steps"),
+        ({"grid": {"local.workers": [1], "local.start": [0, 8]}}, "study.grid", "local.start"),
+        (
+            {"space": {**RATES, "local.steps": Range(1, 8, integer=True)}},
+            "study.space",
+            "local.steps",
+        ),
+        (
+            {"workers": 4, "grid": {"local.outer_nesterov": [True, False]}},
+            "study.grid",
+            "local.outer_nesterov",
+        ),
+    ],
+)
+def test_a_key_that_acts_in_no_trial_is_refused(given, source, key):
+    with refuses(source, key):
+        check_effects(setup(**given))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"grid": {"local.workers": [1, 4], "local.steps": [1, 4]}},
+        {"space": {**RATES, "local.workers": Choices([4, 1])}, "grid": {"local.start": [0, 8]}},
+        {"outer_learning_rate": 0.5, "grid": {"local.steps": [1, 4]}},
+        {
+            "grid": {"local.outer_nesterov": [True, False]},
+            "space": {**RATES, "local.outer_momentum": Range(0.0, 0.9)},
+        },
+    ],
+)
+def test_a_key_that_acts_in_some_trials_is_accepted(given):
+    assert check_effects(setup(**given)) == []
+
+
+def test_a_fixed_value_that_acts_in_no_trial_has_a_note():
+    assert len(check_effects(setup(steps=16, outer_nesterov=False))) == 2
+    assert check_effects(setup(workers=4, steps=16)) == []
 
 
 def test_what_fits_is_not():
