@@ -27,6 +27,8 @@ from lit_dps.core.trial import Series
 
 KEY = "optim.delay"
 CURVE_POINTS = 64  # points of a drawn curve
+# The law is not used for a tau + 1 above this multiple of the largest one that was measured.
+MAX_EXTRAPOLATION = 16
 # Columns of `delay_rows` after the series and the delay.
 COLUMNS = ["c1", "c2", "misfit", "misfit_here", "floor"]
 COLUMNS += [*interval_columns("own_c1", None, None), *interval_columns("own_c2", None, None)]
@@ -102,6 +104,18 @@ class DelayLaw:
         for c1, c2 in self.joint.draws:
             draws.append(_doubling_delay(c1 / c2, batch_size))
         return value, percentile_interval(np.array(draws), value)
+
+    def known_critical_delay(self, batch_size: int) -> tuple[float, Interval]:
+        """Return `critical_delay`; if the value is nan, only its lower limit is known.
+
+        The value is unknown if the data do not show B_crit, or if it is beyond
+        `MAX_EXTRAPOLATION`.
+        """
+        value, (low, high) = self.critical_delay(batch_size)
+        largest = float(MAX_EXTRAPOLATION * (max(self.separate) + 1) - 1)
+        if self.joint.is_b_crit_known and value <= largest:
+            return value, Interval(low, high)
+        return math.nan, Interval(min(low, largest), math.inf)
 
 
 def _root_mean_square(values: Sequence[float]) -> float:
@@ -195,15 +209,15 @@ def critical_delay_rows(laws: Iterable[DelayLaw]) -> pd.DataFrame:
     """Return one row per series and batch size: the critical delay by the joint law.
 
     Columns: sparsity and further axes, batch_size [examples], critical_delay [steps] (the delay
-    that doubles K*, infinity if c2 is 0), low and high (its 95 % limits). A joint law that does not
-    describe K has no rows.
+    that doubles K*; missing if only a lower limit is known, `DelayLaw.known_critical_delay`), low
+    and high (its 95 % limits). A joint law that does not describe K has no rows.
     """
     rows = []
     for law in laws:
         if law.fit is None or not law.joint.describes_k:
             continue
         for batch_size in law.batch_sizes:
-            value, (low, high) = law.critical_delay(batch_size)
+            value, (low, high) = law.known_critical_delay(batch_size)
             row = {**columns_of(law.series), "batch_size": batch_size, "critical_delay": value}
             rows.append(row | {"low": low, "high": high})
     return frame(rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import starmap
 from typing import NamedTuple
@@ -382,7 +383,11 @@ def _delay_law_text(law: DelayLaw) -> str:
         return f"{text}  {law.joint.verdict.reason}"
     delays = []
     for batch_size in dict.fromkeys((law.batch_sizes[0], law.batch_sizes[-1])):
-        delays.append(f"{estimate(*law.critical_delay(batch_size))} at B={batch_size}")
+        value, interval = law.known_critical_delay(batch_size)
+        shown = f"> {three_digits(interval.low)}"
+        if not math.isnan(value):
+            shown = estimate(value, interval)
+        delays.append(f"{shown} at B={batch_size}")
     return f"{text}  K* doubles at delay {' and '.join(delays)}"
 
 

@@ -79,6 +79,26 @@ def test_the_delay_that_doubles_the_steps():
     assert law.critical_delay(10**9)[0] == pytest.approx(1.0, abs=1e-3)  # 1 / sin(pi / 6) = 2
 
 
+def test_a_delay_that_the_data_do_not_show_has_only_a_lower_limit():
+    """K scales perfectly up to B = 32; or the delay that doubles K is far beyond delay 1."""
+    perfect = study(
+        lambda b, tau: 4e4 / b + 0.5 / stable_share(tau), delays=(0, 1), batch_sizes=(4, 8, 16, 32)
+    )
+    (law,) = perfect.delay_laws
+    assert law.joint.describes_k and not law.joint.is_b_crit_known
+    table = perfect.critical_delays
+    assert table["critical_delay"].isna().all() and np.isinf(table["high"]).all()
+    assert table["low"].tolist()[0] == 16 * 2 - 1
+    assert "doubles at delay > 31 at B=4" in delay_text(perfect)
+    sizes = (4, 16, 64, 1024, 4096)
+    far = study(
+        lambda b, tau: 4e4 / b + 60 / stable_share(tau), delays=(0, 1), batch_sizes=sizes
+    ).critical_delays
+    assert far["critical_delay"].isna().tolist() == [True, True, False, False, False]
+    assert far["low"].tolist()[:2] == [31, 31] and far["high"].tolist()[:2] == [math.inf] * 2
+    assert far["critical_delay"].tolist()[2] == pytest.approx(9.2, rel=0.02)
+
+
 def test_two_points_meet_any_law():
     (law,) = study(
         lambda b, tau: 4e4 / b + 60 / stable_share(tau), delays=(0, 2), batch_sizes=(16,)
