@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -74,7 +75,7 @@ class ImageClassifier(LightningModule):
         refresh_steps: int = 10,
     ):
         super().__init__()
-        rule_named(optimizer)  # raises for an unknown name
+        rule = rule_named(optimizer)  # raises for an unknown name
         if not learning_rate > 0:
             raise ConfigError("model.learning_rate", learning_rate, "a number above 0")
         unit = dict(momentum=momentum, beta1=beta1, beta2=beta2, label_smoothing=label_smoothing)
@@ -86,6 +87,13 @@ class ImageClassifier(LightningModule):
                 raise ConfigError(f"model.{key}", number, "a number above 0")
         if not weight_decay >= 0:
             raise ConfigError("model.weight_decay", weight_decay, "a number of 0 or more")
+        # A subclass may use the weight decay in its own loss or optimizer.
+        is_own = type(self).__module__ == __name__
+        if is_own and weight_decay > 0 and "weight_decay" not in rule.hyperparameters:
+            warnings.warn(
+                f"model.weight_decay = {weight_decay:g} has no effect with optimizer {optimizer}.",
+                stacklevel=2,
+            )
         if refresh_steps < 1 or refresh_steps != int(refresh_steps):
             raise ConfigError("model.refresh_steps", refresh_steps, "a whole number from 1")
         RateSchedule(schedule, decay_steps, end_factor, warmup_steps, decay_share).check()

@@ -19,6 +19,7 @@ from lit_dps.engines.trial_settings import TrialSettings
 from lit_dps.optim import RULES
 from lit_dps.report.notes import Level
 from lit_dps.study.data_hashes import fingerprint
+from lit_dps.study.preflight.keys import rules_of
 from lit_dps.study.preflight.short_trial import goal_of, perturb, run_short
 from lit_dps.study.preflight.varied_trials import (
     smallest_trials,
@@ -108,12 +109,7 @@ def _is_known_to_act(setup: StudySetup, key: str) -> bool:
     model = setup.workload.model
     if section == "data" or not model["class_path"].startswith("lit_dps."):
         return False
-    axis = setup.study.axes.get("model.optimizer", [])
-    box = setup.space.get("model.optimizer")
-    if isinstance(box, Choices):
-        axis = box.choices
-    rules = axis or [model.get("init_args", {}).get("optimizer", "sgd")]
-    return any(name in RULES[rule].hyperparameters for rule in rules if rule in RULES)
+    return any(name in RULES[rule].hyperparameters for rule in rules_of(setup) if rule in RULES)
 
 
 def _contexts(setup: StudySetup) -> list[Trial]:

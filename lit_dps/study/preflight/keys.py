@@ -25,6 +25,7 @@ from lit_dps.core.trial import Cell, Trial, Value, text_of
 from lit_dps.core.trial_config import AVERAGE_KEY, BatchConfig
 from lit_dps.core.unit import STEPS
 from lit_dps.engines.trial_settings import METHOD_OPTIONS, takes_option
+from lit_dps.optim import RULES
 from lit_dps.pruning import pruner_of
 from lit_dps.pruning.from_file import PATH_KEY
 from lit_dps.readings.reading import KEY as READINGS_KEY
@@ -291,7 +292,8 @@ def check_effects(setup: StudySetup) -> list[str]:
 
     Raises:
         ConfigError: for a pruning.sparsity that no cell has, for arguments of a class that an
-            axis or a choice replaces, and for an axis or a searched key that acts in no trial.
+            axis or a choice replaces, for an axis or a searched key that acts in no trial, and for
+            a weight decay that no update rule applies.
     """
     study, workload = setup.study, setup.workload
     specs = {"model": dict(workload.model), "data": dict(workload.data)}
@@ -305,6 +307,7 @@ def check_effects(setup: StudySetup) -> list[str]:
     if sparsity and sparsity not in study.sparsities:
         allowed = f"one of study.sparsities {study.sparsities}, or omitted"
         raise ConfigError("pruning.sparsity", sparsity, allowed)
+    _check_weight_decay(setup)
     notes = _check_idle_keys(setup)
     if setup.goal.early_reject and not setup.built_goal.is_pointwise:
         notes.append(f"no check stops early, because goal.rule {setup.goal.rule} needs each value")
@@ -335,6 +338,29 @@ def _check_idle_keys(setup: StudySetup) -> list[str]:
         if value not in (None, getattr(LocalSGDSchedule(), key.partition(".")[2], None)):
             notes.append(f"{key} = {text_of(value)} has no effect without {switches}")
     return notes
+
+
+def _check_weight_decay(setup: StudySetup) -> None:
+    """Raise ConfigError if our module has a weight decay that none of its update rules applies."""
+    model = setup.workload.model
+    decay = model.get("init_args", {}).get("weight_decay", 0)
+    if not decay or not model["class_path"].startswith("lit_dps."):
+        return
+    rules = rules_of(setup)
+    for rule in rules:
+        if rule not in RULES or "weight_decay" in RULES[rule].hyperparameters:
+            return
+    allowed = f"0, because model.optimizer {', '.join(rules)} has no weight decay"
+    raise ConfigError("model.weight_decay", decay, allowed)
+
+
+def rules_of(setup: StudySetup) -> list[str]:
+    """Return the values of `model.optimizer` of a study with a module of lit_dps."""
+    box = setup.space.get("model.optimizer")
+    if isinstance(box, Choices):
+        return list(map(str, box.choices))
+    fixed = setup.workload.model.get("init_args", {}).get("optimizer", "sgd")
+    return list(map(str, setup.study.axes.get("model.optimizer", [fixed])))
 
 
 def _has_other(setup: StudySetup, key: str, off: tuple) -> bool:

@@ -100,6 +100,18 @@ def test_a_value_out_of_its_range_is_refused_by_key(key, value):
     assert repr(value) in str(caught.value)
 
 
+def test_a_weight_decay_that_the_rule_does_not_apply_warns(recwarn):
+    class Own(ImageClassifier):
+        """May use the weight decay in its loss."""
+
+    Own(nn.Linear(2, 2), optimizer="sgd", weight_decay=0.1)
+    ImageClassifier(nn.Linear(2, 2), optimizer="adamw", weight_decay=0.1)
+    ImageClassifier(nn.Linear(2, 2), optimizer="nesterov")
+    assert len(recwarn) == 0
+    ImageClassifier(nn.Linear(2, 2), optimizer="sgd", weight_decay=0.1)
+    assert len(recwarn) == 1
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_one_weight_that_is_not_finite_is_seen(bad):
     network = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))

@@ -6,10 +6,11 @@ import dataclasses
 
 import pytest
 
+from lit_dps.core.search_space import Choices
 from lit_dps.study.preflight.keys import check_effects
 from tests.support.errors import refuses
 from tests.unit.engines.test_engine import MODEL
-from tests.unit.study.test_grid import NETWORK, setup
+from tests.unit.study.test_grid import NETWORK, SPACE, setup
 
 
 def test_arguments_that_no_class_of_an_axis_would_have_are_refused():
@@ -38,3 +39,31 @@ def test_the_sparsity_of_fit_is_told_apart_from_those_of_a_study(sparsity, grid)
             check_effects(made)
         return
     assert len(check_effects(made)) == (sparsity > 0 and len(grid) > 1)
+
+
+def with_decay(optimizer: str, grid: dict, class_path: str = MODEL["class_path"]):
+    arguments = {**MODEL["init_args"], "optimizer": optimizer, "weight_decay": 0.5}
+    return setup(grid, model={"class_path": class_path, "init_args": arguments})
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "nesterov"])
+def test_a_weight_decay_that_no_rule_applies_is_refused(optimizer):
+    with refuses("model.weight_decay", 0.5):
+        check_effects(with_decay(optimizer, {}))
+    with refuses("model.weight_decay", 0.5):
+        check_effects(with_decay("adamw", {"model.optimizer": [optimizer]}))
+
+
+def test_a_weight_decay_that_a_rule_may_apply_is_accepted():
+    accepted = [
+        with_decay("adamw", {}),
+        with_decay("schedule_free_sgd", {}),
+        with_decay("sgd", {"model.optimizer": ["sgd", "lion"]}),
+        with_decay("sgd", {}, class_path="tests.unit.engines.test_stack_filler.Penalized"),
+    ]
+    for made in accepted:
+        assert check_effects(made) == []
+    study = dataclasses.replace(
+        accepted[0].study, space={**SPACE, "model.optimizer": Choices(["sgd", "adamw"])}
+    )
+    assert check_effects(dataclasses.replace(with_decay("sgd", {}), study=study)) == []
