@@ -6,7 +6,7 @@ table of time and cost with sliders, two figures, and folded sections with every
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from importlib.resources import files
 from string import Template
@@ -16,13 +16,14 @@ import yaml
 
 from lit_dps import __version__
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.tables import Row, records, three_digits, value_text
+from lit_dps.analysis.tables import Row, columns_of, records, three_digits, value_text
 from lit_dps.core.config import folder_name
 from lit_dps.core.environment import KEY, SINCE
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.search_space import Box
 from lit_dps.core.text import WIDTH, counted, every
 from lit_dps.core.trial import Series, Value
+from lit_dps.core.trial import text_of as axis_text
 from lit_dps.core.unit import Unit
 from lit_dps.report.answer import details, recommendation_sentences, retrain_command, trained_series
 from lit_dps.report.figures import Picture
@@ -165,7 +166,8 @@ def _trials(study: Analysis) -> str:
     heads = ""
     for name in names:
         heads += f'<th scope="col"><button>{text_of(name.replace("_", " "))}</button></th>'
-    body = "".join(_trial_row(row, names, boxes) for row in rows)
+    axes = columns_of(study.record.series[0])
+    body = "".join(_trial_row(row, names, boxes, axes) for row in rows)
     caption = "Bold: the K* trial of its cell. Click a column head to sort."
     if len(table) > MAX_TRIALS:
         caption += (
@@ -178,11 +180,19 @@ def _trials(study: Analysis) -> str:
     )
 
 
-def _trial_row(row: Row, names: Sequence[str], boxes: Mapping[str, Box]) -> str:
+def _trial_row(
+    row: Row, names: Sequence[str], boxes: Mapping[str, Box], axes: Collection[str]
+) -> str:
     """Return a row of the table of trials, with a mark for the K* trial."""
     attributes = ' class="best"' if row["k_star"] else ""
-    fields = elements("td", [_field(row[name], boxes.get(name)) for name in names])
-    return f"<tr{attributes}>{fields}</tr>"
+    fields = []
+    for name in names:
+        if name in axes:
+            # Not rounded to 3 digits: values of an axis such as 0.9995 and 0.9999 must differ.
+            fields.append(axis_text(row[name]))
+        else:
+            fields.append(_field(row[name], boxes.get(name)))
+    return f"<tr{attributes}>{elements('td', fields)}</tr>"
 
 
 def _field(value: Value | None, box: Box | None) -> str:

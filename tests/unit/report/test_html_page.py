@@ -8,6 +8,7 @@ import math
 import re
 from base64 import b64decode
 from html.parser import HTMLParser
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 
@@ -26,7 +27,7 @@ from lit_dps.report.figures.page_pictures import MAX_SVG_BYTES, picture_of
 from lit_dps.report.html import page
 from lit_dps.report.publish import publish, source_of
 from lit_dps.report.screen import law_text, screen
-from tests.support.fake_study import analysis_of, law_results
+from tests.support.fake_study import analysis_of, law_results, result
 from tests.support.pictures import KEY
 from tests.unit.report.test_golden import repeated_study
 
@@ -141,6 +142,19 @@ def test_every_finished_trial_is_in_the_table_with_the_fewest_steps_first(study,
     assert known == sorted(study.trials["steps"].dropna()) and set(steps[len(known) :]) <= {"-"}
     in_trials = text.split('class="sortable"')[1]
     assert in_trials.count('<tr class="best">') == sum(c.k_star is not None for c in study.cells)
+
+
+def test_values_of_axes_are_not_rounded_in_the_table_of_trials():
+    rate = {"model.learning_rate": 0.1, "model.momentum": 0.9}
+    cells = {}
+    for sparsity in (0.9995, 0.9999):
+        for beta in (0.9985, 0.9995):
+            cell = Cell(4, sparsity, (("optim.beta", beta),))
+            cells[cell] = [result(cell, 0, 1600, params=rate)]
+    head, *rows = Page(page(analysis_of(cells, axes={"optim.beta": [0.9985, 0.9995]}))).rows
+    assert head[:2] == ["sparsity", "beta"]
+    shown = {tuple(row[:2]) for row in rows}
+    assert shown == set(product(["0.9995", "0.9999"], ["0.9985", "0.9995"]))
 
 
 @pytest.mark.pictures
