@@ -16,7 +16,7 @@
 - noise_scale: tr(Sigma) / |G|^2 (McCandlish et al. 2018, Section 2.2). Both parts are averaged over
   the measurements of each K* trial and over these trials, then divided. Interval: Fieller's limits
   (`lit_dps.core.noise_scale.noise_scale`). If the trials have no measurements, the value comes from
-  the run before the study, which trains the dense network of the first series.
+  the run before the study, which trains the dense network of one series.
 - noise_law: M + sigma^2 / epsilon, from the line through the noise of each K* trial
   (`gradient_noise.noise_law`). SGD does not slow down at batch sizes up to this order of magnitude
   (Stich, Mohtashami, Jaggi 2021). Epsilon is the squared gradient at the last measurement before
@@ -50,7 +50,7 @@ from lit_dps.analysis.theory import terms_of
 from lit_dps.core.noise_scale import LEVEL, NoiseScale, noise_scale
 from lit_dps.core.progress_line import with_progress
 from lit_dps.core.racing import to_goal
-from lit_dps.core.trial import Series
+from lit_dps.core.trial import Series, Value
 
 # Definitions and their headings in a report.
 DEFINITIONS = {
@@ -66,6 +66,8 @@ OVERHEAD = 0.2
 LINEAR_ENDS = {"linear_20": 0.2, "linear_50": 0.5}
 NOT_MEASURED = "not measured"
 ONE_TRIAL = "from one trial"
+# The run before the study has a constant batch, one worker and no mask, whatever these axes say.
+_UNUSED_BEFORE = ("pruning.", "local.", "batch.")
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def critical_batch_sizes(
         definitions["theory"] = _geometric_mean(map(_by_theory, cells_of[series]))
         definitions["noise_scale"] = _noise_scale(cells_of[series])
         if noise is not None and definitions["noise_scale"].note == NOT_MEASURED:
-            is_of_series = series.sparsity == 0 and series == min(laws)
+            is_of_series = _is_trained_before(noise, series, min(laws))
             definitions["noise_scale"] = _before_study(noise, is_of_series)
         definitions["noise_law"] = _geometric_mean(map(_by_noise, cells_of[series]))
         table[series] = definitions
@@ -289,6 +291,26 @@ def _of_scale(scale: NoiseScale, note: str = "") -> Critical:
         unresolved = f"only a lower bound is resolved: > {three_digits(scale.low)}"
         return Critical(note="; ".join(filter(None, [unresolved, note])), bound=scale.low)
     return Critical(scale.value, Interval(scale.low, scale.high), note)
+
+
+def _is_trained_before(noise: NoiseScale, series: Series, first: Series) -> bool:
+    """Return True if the run before the study trained the dense network of a series.
+
+    Args:
+        noise: Its noise scale.
+        series: The series.
+        first: The series that it trained if its axes are unknown.
+    """
+    if series.sparsity:
+        return False
+    if noise.axes is None:
+        return series == first
+    return _axes_of_network(noise.axes) == _axes_of_network(dict(series.axes))
+
+
+def _axes_of_network(axes: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the axes that change the run before the study."""
+    return {key: value for key, value in axes.items() if not key.startswith(_UNUSED_BEFORE)}
 
 
 def _before_study(noise: NoiseScale, is_of_series: bool) -> Critical:

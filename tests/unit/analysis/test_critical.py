@@ -204,3 +204,24 @@ def test_the_noise_scale_before_a_study_is_in_the_table_where_trials_measured_no
     assert numbers_in(dense.note)[-2:] == [64, 32]
     assert (sparse.value, sparse.bound) == (None, None)
     assert str(noise) in sparse.note
+
+
+def test_the_noise_scale_before_a_study_is_in_the_row_of_the_network_that_it_trained():
+    """The study had a width of 64 alone, then 32 too. Masks and workers do not change the run."""
+    cells = {}
+    for width in (32, 64):
+        for steps in (1, 4):
+            axes = (("local.steps", steps), ("model.width", width))
+            cells |= {Cell(b, 0.0, axes): [result(Cell(b, 0.0, axes), 0, 40)] for b in (4, 16)}
+    grown = {"local.steps": [1, 4], "model.width": [32, 64]}
+    record = analysis_of(cells, space={}, goal=GOAL, axes=grown).record
+    values = []
+    for axes in ({"model.width": 64}, {"model.width": 64, "local.steps": 1}, None):
+        noise = NoiseScale(0.5, 0.1, 15.5, 2.0, 21.0, 60.0, 64, 32, axes=axes)
+        table = Analysis(dataclasses.replace(record, noise=noise)).critical_batch_sizes
+        values.append([table[series]["noise_scale"].value for series in record.series])
+    series = [dict(each.axes) for each in record.series]
+    of_wide = [31.0 if axes["model.width"] == 64 else None for axes in series]
+    # An earlier version did not store the axes, so it is of the first series.
+    first = [31.0 if each == min(record.series) else None for each in record.series]
+    assert values == [of_wide, of_wide, first]
