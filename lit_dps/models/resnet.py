@@ -17,9 +17,9 @@ class Block(nn.Module):
     channels.
     """
 
-    def __init__(self, n_in: int, n_out: int):
+    def __init__(self, n_in: int, n_out: int, downsample: bool):
         super().__init__()
-        self.downsample = n_in != n_out
+        self.downsample = downsample
         self.new_channels = n_out - n_in
         stride = 2 if self.downsample else 1
         # TensorFlow's SAME pads a 3 x 3 convolution of stride 2 by (0, 1) if the size is even.
@@ -64,9 +64,9 @@ class ResNet(nn.Module):
         self.conv = nn.Conv2d(in_channels, first, 3, padding=1)
         blocks = []
         n_in = first
-        for n_out in stages:
-            for _ in range((depth - 2) // 6):
-                blocks.append(Block(n_in, n_out))
+        for stage, n_out in enumerate(stages):
+            for i in range((depth - 2) // 6):
+                blocks.append(Block(n_in, n_out, downsample=stage > 0 and i == 0))
                 n_in = n_out
         self.blocks = nn.Sequential(*blocks)
         self.linear = nn.Linear(n_in, num_classes)

@@ -148,6 +148,16 @@ def test_a_deeper_simple_cnn_has_further_convolutions():
     torch.testing.assert_close(network(x), shallow(x))
 
 
+@pytest.mark.parametrize("width", [0.04, 0.045, 1.0])
+def test_each_stage_after_the_first_halves_the_resolution(width):
+    network = made(ResNet, width=width, depth=14)
+    x, sizes = network.conv(torch.randn(1, 3, 32, 32)), []
+    for block in network.blocks:
+        x = block(x)
+        sizes.append(tuple(x.shape[2:]))
+    assert sizes == [(32, 32)] * 2 + [(16, 16)] * 2 + [(8, 8)] * 2
+
+
 @pytest.mark.parametrize(
     ("kind", "arguments", "key", "value"),
     [
