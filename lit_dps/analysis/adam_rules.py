@@ -29,7 +29,14 @@ import numpy as np
 import pandas as pd
 
 from lit_dps.analysis.intervals import Interval, percentile_interval, resampling_rng
-from lit_dps.analysis.rate_rules import DIVERGED, LOWER_BOUND, MEASURED, NO_TRIAL, WINDOW
+from lit_dps.analysis.rate_rules import (
+    DIVERGED,
+    LOWER_BOUND,
+    MEASURED,
+    NO_TRIAL,
+    UPPER_BOUND,
+    WINDOW,
+)
 from lit_dps.analysis.rates import RateSource, rate_source
 from lit_dps.analysis.summary import CellSummary, by_series
 from lit_dps.analysis.tables import columns_of, frame
@@ -126,6 +133,7 @@ class _Cell:
         self.distinct = list(dict.fromkeys(self.settings))
         costs = [math.inf if r.cost is None else float(r.cost) for r in self.trials]
         self.costs = np.array(costs)
+        self.least_costs = np.array([result.least_cost for result in self.trials])
         shape = (RESAMPLES, len(self.trials))
         chosen = resampling_rng(0, self.batch_size).integers(len(self.trials), size=shape)
         self._chosen = chosen
@@ -136,6 +144,10 @@ class _Cell:
     def near(self, settings: AdamSettings) -> np.ndarray:
         """Return (n,) whether each trial is near some values."""
         return np.array([each.is_near(settings) for each in self.settings], bool)
+
+    def least_median(self, is_near: np.ndarray) -> float:
+        """Return the least median cost of some trials, if each stopped one meets the goal next."""
+        return float(np.median(self.least_costs[is_near]))
 
     def resampled_median(self, is_near: np.ndarray) -> np.ndarray:
         """Return the median cost (R,) of the trials near some values; nan without a trial."""
@@ -162,10 +174,10 @@ def adam_rule_rows(record: StudyRecord, cells: Iterable[CellSummary]) -> pd.Data
 
     Columns: sparsity and further axes, batch_size [examples], rule, scaled_from (B0), rule_rate,
     rule_beta1 and rule_beta2 (missing if they are not searched, or if the rule has no valid value),
-    near (number of trials near these values), steps (K at these values, or a lower bound of it),
+    near (number of trials near these values), steps (K at these values, or a bound of it),
     best_rate, best_beta1 and best_beta2 (of tuned K), tuned (tuned K), price (steps / tuned) with
     price_low and price_high (95 % limits over resampled trials of both cells), and verdict:
-    "measured", "at least", or why there is no price.
+    "measured"; "at least" or "at most" if the price is a bound; else why there is no price.
     """
     rows = []
     measured = by_series(summary for summary in cells if summary.has_exact_k_star)
@@ -223,6 +235,8 @@ def _rule_columns(start: _Cell, cell: _Cell, rule: str) -> dict[str, Any]:
     steps = float(np.median(cell.costs[is_near]))
     if math.isinf(steps):
         return columns | _bound(cell, is_near, tuned)
+    if cell.least_median(is_near) < steps:
+        return columns | {"steps": steps, "price": steps / tuned, "verdict": UPPER_BOUND}
     low, high = _limits(start, cell, rule, steps / tuned)
     return columns | {
         "steps": steps,
@@ -235,10 +249,8 @@ def _rule_columns(start: _Cell, cell: _Cell, rule: str) -> dict[str, Any]:
 
 def _bound(cell: _Cell, is_near: np.ndarray, tuned: float) -> dict[str, Any]:
     """Return the columns of a price if half of the trials near a rule missed the goal."""
-    near = zip(cell.trials, is_near, strict=True)
-    earliest = [result.least_cost for result, counts in near if counts]
-    least = float(np.median(earliest))
-    if math.isinf(min(earliest)):
+    least = cell.least_median(is_near)
+    if math.isinf(cell.least_costs[is_near].min()):
         return {"verdict": DIVERGED}
     if math.isinf(least):
         return {"verdict": MISSED}

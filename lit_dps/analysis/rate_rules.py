@@ -38,6 +38,7 @@ NO_TRIAL = "no trial near"
 TOO_FEW = "too few trials near"
 OUTSIDE = "outside the search space"
 DIVERGED = "all near diverged"
+TWO_BOUNDS = "both K are upper bounds"
 
 
 def price_rows(record: StudyRecord, curves: Iterable[RateCurve]) -> pd.DataFrame:
@@ -121,7 +122,7 @@ def _price(near: Sequence[TrialResult], cell: CellSummary, statistic: Statistic)
     """Return the price of a rule with some trials of a cell near its rate.
 
     Trials that missed the goal need more than they spent; diverged ones never meet it. If K* is
-    an upper bound, the price is a lower bound.
+    an upper bound, the price is a lower bound. The quotient of two upper bounds is no bound.
     """
     assert cell.k_star is not None
     if len(near) < statistic.needed_trials:
@@ -138,6 +139,8 @@ def _price(near: Sequence[TrialResult], cell: CellSummary, statistic: Statistic)
     if k_at_rule is not None:
         # A trial that stopped early might have met the goal before the others.
         is_lower = stopped_at < statistic.race_limit([k for k in costs if k is not None], 1.0)
+        if is_lower and cell.is_upper_bound:
+            return Price(None, TWO_BOUNDS)
         if is_lower:
             return Price(k_at_rule / cell.k_star, UPPER_BOUND)
         verdict = LOWER_BOUND if cell.is_upper_bound else MEASURED

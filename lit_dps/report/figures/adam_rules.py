@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 import lit_dps.report.figures.style as look
 from lit_dps.analysis.adam_rules import BETA2, FIXED, RULE_NAMES, RULES, SQUARE_ROOT
 from lit_dps.analysis.analysis import Analysis
-from lit_dps.analysis.rate_rules import LOWER_BOUND
+from lit_dps.analysis.rate_rules import LOWER_BOUND, UPPER_BOUND
 from lit_dps.analysis.tables import count, legend, numbers, rows_of, where
 from lit_dps.report.figures.page_size import new_figure
 from lit_dps.report.figures.rates import draw_prices, highest_price
@@ -78,7 +78,8 @@ def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
         ax.set_xlabel(look.BATCH_SIZE)
     handles = look.curve_handles(RULE_NAMES.values(), linestyle="none")
     handles.append(look.entry("tuned", color=look.GREY, marker="x", linestyle="none"))
-    handles += look.bound_handles(len(where(rows, verdict=LOWER_BOUND)) > 0, "bound")
+    has_bounds = bool(set(rows["verdict"]) & {LOWER_BOUND, UPPER_BOUND})
+    handles += look.bound_handles(has_bounds, "bound")
     look.legend_above(figure, handles)
     return figure
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -130,6 +131,19 @@ def test_half_of_the_trials_that_were_stopped_make_a_bound():
     diverged = [(0.002, 0.999, -1), (0.002, 0.999, -1), *SECOND[2:]]
     fixed = prices(study({4: FIRST, 16: diverged}))[16, "fixed"]
     assert fixed.verdict == "all near diverged" and math.isnan(fixed.price)
+
+
+@pytest.mark.parametrize("third, at, verdict", [(60, 18, "at most"), (48, 49, "measured")])
+def test_a_trial_that_was_stopped_below_the_median_makes_an_upper_bound(third, at, verdict):
+    """Four trials met the goal. The fifth was stopped at some step, and counts as infinite."""
+    near = [(0.002, 0.999, steps) for steps in (30, 34, third, 64, None)]
+    found = study({4: FIRST, 16: [*near, *SECOND[2:]]})
+    results = found.record.results[Cell(16)]
+    curve = {"step": [at], "val_error": [0.5], "train_loss": [1.0]}
+    results[4] = dataclasses.replace(results[4], status=Status.STOPPED, curve=curve)
+    row = prices(found)[16, "fixed"]
+    assert (row.near, row.steps, row.price, row.verdict) == (5, third, third / 16, verdict)
+    assert math.isnan(row.price_low) == (verdict == "at most")
 
 
 def test_values_that_half_of_the_trials_missed_have_no_price():

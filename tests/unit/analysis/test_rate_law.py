@@ -229,6 +229,8 @@ def test_what_trials_that_miss_the_goal_say_of_the_price():
 def test_k_star_at_the_first_check_bounds_the_price_and_begins_no_rule():
     row = two(trial(16, 1, 2.0, 0.9, 200), interval=100)
     assert (row["price"], row["verdict"]) == (2.0, "at least")
+    row = two(ran(1, 120, "stopped"), trial(16, 2, 2.1, 0.9, 200), interval=100)
+    assert (row["price"], row["steps"], row["verdict"]) == (None, 200, "both K are upper bounds")
     cells = {Cell(4): [trial(4, 0, 0.5, 0.9, 100)], Cell(16): [trial(16, 0, 1.0, 0.9, 200)]}
     cells[Cell(64)] = [trial(64, 0, 1.0, 0.9, 200)]
     table = study(cells, goal=Goal(0.1, 100, 1000)).rates
