@@ -201,8 +201,9 @@ def answer_rows(
     validation_seconds (of all validations up to the goal, one every `validate_every` steps; missing
     without it), probability (of being the fastest of the series, `probabilities_of_fastest`),
     tied (whether it may be the fastest by the rule of `MIN_PROBABILITY`), timing
-    (`StepSeconds.source`), busy (`StepSeconds.is_busy`), total_seconds with total_low and
-    total_high (`_add_totals`). Seconds are missing if they are unknown.
+    (`StepSeconds.source`, or `OWN_CLOCK` with `ExpectedSteps.seconds`), busy
+    (`StepSeconds.is_busy`), total_seconds with total_low and total_high (`_add_totals`). Seconds
+    are missing if they are unknown.
     """
     answered = by_series(summary for summary in cells if summary.k_star is not None)
     rows: list[dict[str, Any]] = []
@@ -288,8 +289,7 @@ def _row(
         seconds, *limits = steps.seconds
         if not math.isnan(limits[0]):
             low, high = limits
-        if not math.isnan(seconds):
-            timing = timing or OWN_CLOCK
+        timing = None if math.isnan(seconds) else OWN_CLOCK
     examples = steps.examples
     if examples is None:
         examples = record.examples_of(summary.cell, steps.value, summary.best)

@@ -61,9 +61,9 @@ class CellEntry:
         examples: Training examples to the goal. In `fit`, null if the size of a batch is unknown.
         step_seconds: Seconds of an optimizer step: the median over trials; in `fit`, the mean.
         step_seconds_quartiles: Its quartiles.
-        timing: Where the times of a study are from: `after the study` (timed alone), `trials`
+        timing: Where `seconds` of a study are from: `after the study` (timed alone), `trials`
             (beside other workers), `trials with checks` (the same, with validations) or `runs to
-            the goal`.
+            the goal` (their own clock).
         seconds: Seconds of training to the goal, with limits. Validations are not counted; in
             `advise`, they are, unless `assumed` says that times exclude them.
         validation_seconds: Seconds of all validations to the goal, one every N steps of
@@ -176,13 +176,14 @@ class Document:
         further: Fields of one command, at the top level of the object. A study has `workload`,
             `statistic` (what K* is, as study.statistic), `pending` (trials without a result),
             `hardware` (machines of the trials), `step_timing` (machine, date, threads and ranks of
-            a timing after the study; null if the times are not from it) and `noise_scale`. `advise`
-            has `near_best` (the ends of the batch sizes within 10 % of the least mean time, and
-            their devices), `measured` (`steps` is K; the law is fitted to `expected_steps`, which
-            are more where K is the least of several rates; `log_error` is the standard error of
-            their log, null if unknown), `next_run` and `assumed` (with the notes of the law and the
-            law of rates). `fit` has `outcome`, `last_value` (of the metric of the goal; null
-            without a validation, and if the last one stopped early) and `checkpoint`.
+            a timing after the study; null if `step_seconds` are not from it) and `noise_scale`.
+            `advise` has `near_best` (the ends of the batch sizes within 10 % of the least mean
+            time, and their devices), `measured` (`steps` is K; the law is fitted to
+            `expected_steps`, which are more where K is the least of several rates; `log_error` is
+            the standard error of their log, null if unknown), `next_run` and `assumed` (with the
+            notes of the law and the law of rates). `fit` has `outcome`, `last_value` (of the metric
+            of the goal; null without a validation, and if the last one stopped early) and
+            `checkpoint`.
     """
 
     source: str
@@ -251,7 +252,7 @@ def study_document(study: Analysis, notes: Sequence[str], report: str | None = N
         laws.append(_law_of_series(series, law, MEDIAN))
     trained = set(record.trained_cells)  # the other cells show the trials of an equal cell
     pending = sum(summary.pending for summary in study.cells if summary.cell in trained)
-    is_quiet = any(cell["timing"] == QUIET for cell in cells)
+    is_quiet = any(seconds.source == QUIET for seconds in study.step_seconds.values())
     further = {
         "workload": record.workload,
         "statistic": record.statistic.name,

@@ -28,15 +28,26 @@ def timing_notes(study: Analysis) -> list[str]:
 
 def place_of(study: Analysis) -> str:
     """Return the machine of the times in words, as far as it is known."""
-    timing = study.record.step_timing
-    if timing is not None and QUIET in sources_of(study):
-        return timing.machine
-    hardware = study.record.hardware
-    if len(hardware) > 1:
+    machines = _machines_of(study)
+    if len(machines) > 1:
         return "several machines"
-    if hardware and hardware[0] is not None:
-        return hardware[0]
+    if machines and machines[0] is not None:
+        return machines[0]
     return "the machine that ran the trials"
+
+
+def _machines_of(study: Analysis) -> list[str | None]:
+    """Return the machines of the times; None for one that is not stored."""
+    timing = study.record.step_timing
+    sources = set(study.answer["timing"].dropna())
+    if counts_validations(study):
+        sources |= {seconds.source for seconds in study.step_seconds.values()}
+    machines: list[str | None] = []
+    if timing is not None and QUIET in sources:
+        machines.append(timing.machine)
+    if sources != {QUIET}:
+        machines += study.record.hardware
+    return list(dict.fromkeys(machines))
 
 
 def times_text(study: Analysis) -> str:
@@ -96,8 +107,8 @@ def counts_validations(study: Analysis) -> bool:
 
 
 def sources_of(study: Analysis) -> set[str]:
-    """Return how the steps of the cells were timed, as in the column timing of the answer."""
-    if not len(study.answer) or not has_values(study.answer, "step_seconds"):
+    """Return how the steps of times to the goal were timed: the column timing of the answer."""
+    if not len(study.answer):
         return set()
     return set(study.answer["timing"].dropna()) - {OWN_CLOCK}
 
@@ -112,23 +123,22 @@ def growing_batches(study: Analysis) -> Iterator[Values]:
 
 def steps_of_trials(study: Analysis) -> Iterator[Values]:
     """Hold if no step was timed alone, after the study."""
-    if _are_times_of_trials(study):
+    sources = sources_of(study)
+    if sources and QUIET not in sources:
         yield {}
 
 
 def several_machines(study: Analysis) -> Iterator[Values]:
-    """Yield the machines if trials ran on several kinds, or may have done so."""
-    hardware = study.record.hardware
-    may_be_several = len(hardware) > 1 or None in hardware
-    if may_be_several and _are_times_of_trials(study):
-        machines = [each or UNKNOWN_HARDWARE for each in hardware]
-        yield {"machines": " and on ".join(machines)}
-
-
-def _are_times_of_trials(study: Analysis) -> bool:
-    """Return True if no step was timed after the study, on one machine."""
-    sources = sources_of(study)
-    return bool(sources) and QUIET not in sources
+    """Yield the machines if the times are from several kinds, or may be."""
+    if not len(study.answer) or not has_values(study.answer, "timing"):
+        return
+    machines = _machines_of(study)
+    if len(machines) > 1 or None in machines:
+        action = "run lit-dps study --time-steps"
+        if OWN_CLOCK in set(study.answer["timing"]):
+            action = "run the whole study on one machine"
+        names = [each or UNKNOWN_HARDWARE for each in machines]
+        yield {"machines": " and on ".join(names), "action": action}
 
 
 def best_at_end_of_batch_sizes(study: Analysis) -> Iterator[Values]:
@@ -157,7 +167,7 @@ def busy_machine(study: Analysis, is_very_busy: bool) -> Iterator[Values]:
         study: The study.
         is_very_busy: Whether the factor is at least `UNUSABLE_RATIO`, or below it.
     """
-    if not sources_of(study):
+    if not len(study.answer):
         return
     busy = where(study.answer, busy=True)
     if not len(busy):
@@ -195,8 +205,7 @@ TIMING = (
     ),
     Note(
         several_machines,
-        "Trials ran on {machines}, so times of batch sizes cannot be compared: run lit-dps study "
-        "--time-steps.",
+        "Trials ran on {machines}, so times of batch sizes cannot be compared: {action}.",
         "What is the fastest here may only have run on the faster machine.",
         Level.WRONG,
     ),

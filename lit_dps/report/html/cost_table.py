@@ -81,12 +81,12 @@ def cost_section(study: Analysis) -> str:
 def timed_devices(study: Analysis) -> list[int]:
     """Return the numbers of processes that trained together when steps were timed."""
     timing = study.record.step_timing
-    if timing is not None and QUIET in sources_of(study):
-        return [timing.ranks]
     numbers = set()
-    for cell in study.answers:
+    for cell, row in study.answers.items():
         best = study.by_cell[cell].best
-        if best is not None:
+        if timing is not None and row["timing"] == QUIET:
+            numbers.add(timing.ranks)
+        elif best is not None:
             numbers.add(int(best.flags.get(RANKS, 1)))
     return sorted(numbers)
 
