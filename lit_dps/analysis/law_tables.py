@@ -107,7 +107,7 @@ def law_curve(law: Law, batch_sizes: Sequence[int], common: int | None) -> pd.Da
         batch_size [examples]: an integer if it is of the grid.
         k_star, k_star_low, k_star_high: K* and its 95 % limits (`Observation.limits`); like the
             columns below in steps, or in the unit of the law.
-        floor: 1 where K* is at the first validation and so an upper bound, else 0.
+        floor: 1 where K* is an upper bound, else 0.
         fit, fit_low, fit_high: the law and its 95 % limits.
         perfect: K*(b) b / B in steps from the smallest b with a K*.
         normalised_by [examples]: the batch size `common`.
@@ -180,7 +180,7 @@ def _curve_points(batch_sizes: Sequence[int]) -> list[Any]:
 def common_batch_size(laws: Iterable[Law]) -> int | None:
     """Return the smallest batch size at which curves can be normalised; None without one.
 
-    Every curve that has a K* beyond the first validation has one there.
+    Every curve that has a K* that is no upper bound has one there.
     """
     measured = [set(law.exact_k) for law in laws if law.exact_k]
     if not measured:

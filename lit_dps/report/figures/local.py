@@ -61,7 +61,7 @@ def rows(study: Analysis) -> pd.DataFrame:
 def draw(rows: pd.DataFrame, study: Analysis) -> Figure:
     """Return two panels per series: K* against H, and against communications.
 
-    They have a curve per batch size. Points at the first validation, upper bounds, are hollow.
+    They have a curve per batch size. Upper bounds are hollow.
     """
     every = _series_with_points(study)
     figure = new_figure(6.2, 2.4 * len(every))

@@ -44,8 +44,8 @@ def missing(*studies: Analysis) -> str | None:
         return "one sparsity only"
     if any(study.ratio_bounds for study in studies):
         return (
-            "no batch size has a K* beyond the first validation both at the smallest sparsity and "
-            "above it"
+            "no batch size has a K* that is no upper bound both at the smallest sparsity and above "
+            "it"
         )
     return "no batch size has a K* both at the smallest sparsity and above it"
 
@@ -63,7 +63,7 @@ def notes(*studies: Analysis) -> list[str]:
         total += len(study.ratio_bounds) + len(study.ratios)
     if bounds:
         lines.append(
-            f"{bounds} of {total} ratios are bounds and not drawn: K* is at the first validation."
+            f"{bounds} of {total} ratios are bounds and not drawn: a K* of each is an upper bound."
         )
     return lines
 

@@ -109,3 +109,16 @@ def test_what_is_missing(golden):
     ]
     golden.check("figures/ratios-missing.txt", "\n".join(reasons) + "\n")
     assert ratios.missing(study(GRID)) is None
+
+
+def test_k_star_of_few_trials_is_not_said_to_be_at_the_first_validation():
+    exact = study({(8, 0.0): [400, 200], (8, 0.9): [900, 800], (64, 0.0): [80, 90]})
+    record = dataclasses.replace(exact.record, trials=5)
+    unfinished = Analysis(record)  # two of five trials of each cell
+    assert not any(cell.is_at_first_check for cell in unfinished.cells)
+    assert [str(cell) for cell in unfinished.ratio_bounds] == ["B=8 S=0.9"]
+    assert not unfinished.ratios and len(exact.ratios) == 1
+    (note,) = ratios.notes(unfinished)
+    assert numbers_in(note)[:2] == [1, 1]
+    reason = ratios.missing(unfinished)
+    assert "first validation" not in note and "first validation" not in reason
