@@ -54,6 +54,8 @@ DRAWS = 4000
 CONSTANTS = 4
 # The power of B_crit is known if its 95 % interval spans at most this. The search limits span 3.
 MAX_POWER_SPAN = 1.5
+# The power is at a limit of the search if more than this share of its draws is within a grid step.
+MAX_SHARE_AT_LIMIT = 0.025
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,16 @@ class ScaleUp:
     @property
     def is_power_known(self) -> bool:
         """Whether the data show the power of B_crit."""
-        return self.power.high - self.power.low <= MAX_POWER_SPAN
+        return not self.is_power_at_limit and self.power.high - self.power.low <= MAX_POWER_SPAN
+
+    @property
+    def is_power_at_limit(self) -> bool:
+        """Whether the power of B_crit is at a limit of the search, and may be beyond it."""
+        lowest, highest = POWERS
+        step = (highest - lowest) / (POWER_POINTS - 1)
+        powers = self.draws[:, 3]
+        shares = np.mean(powers < lowest + step), np.mean(powers > highest - step)
+        return bool(max(shares) > MAX_SHARE_AT_LIMIT)
 
     def critical(self, size: float) -> Interval:
         """Return the 95 % interval of B_crit at a size, in examples.
@@ -148,10 +159,17 @@ class ScaleUp:
         """Return how B_crit grows with the size, in a line."""
         low, middle, high = self.power.low, float(np.median(self.draws[:, 3])), self.power.high
         if not self.is_power_known:
-            return (
+            text = (
                 "how B_crit grows with the size is not identifiable: the 95 % interval of its "
-                f"power is [{low:.2f}, {high:.2f}]. Measure larger batch sizes, or more sizes"
+                f"power is [{low:.2f}, {high:.2f}]"
             )
+            if self.is_power_at_limit:
+                lowest, highest = POWERS
+                text += (
+                    f", at an end of the search from {lowest:g} to {highest:g}. So K beyond the "
+                    "measured sizes may be wrong"
+                )
+            return f"{text}. Measure larger batch sizes, or more sizes"
         return (
             f"B_crit grows with the power {middle:.2f} [{low:.2f}, {high:.2f}] of the size, from "
             f"{number_text(self.sizes[0])} to {number_text(self.sizes[-1])}"

@@ -94,6 +94,15 @@ def test_a_power_that_the_data_do_not_show_is_not_named():
     assert fit_scale_up(table()).describe().startswith("B_crit grows with the power 0.5")
 
 
+@pytest.mark.parametrize("power", [-1.5, 2.0, 2.5, 3.0])
+def test_a_power_at_a_limit_of_the_search_is_unknown(power):
+    law = fit_scale_up(table(power=power))
+    assert not law.is_power_known and law.is_power_at_limit
+    assert law.power.high - law.power.low < 0.5
+    inside = fit_scale_up(table(power=1.5))
+    assert inside.is_power_known and not inside.is_power_at_limit
+
+
 def test_batch_sizes_and_sizes_too_far_away_are_refused():
     law = fit_scale_up(table())
     low, high = law.predict(4e5, [0.9, 17_000]).to_dict("records")
