@@ -82,11 +82,12 @@ def layer_rows(kept: Iterable[tuple[Series, int, Kept]]) -> pd.DataFrame:
 def _shares(counts: Sequence[tuple[int, int]]) -> dict[str, float]:
     """Return the columns of a layer by the elements that each sample keeps, and their total."""
     shares = [kept / total for kept, total in counts]
+    # `mean` is exact. `fmean` of equal shares may be below the least one, by rounding.
     return {
         "total": mean(total for _, total in counts),
         "samples": len(counts),
         "kept": fmean(kept for kept, _ in counts),
-        "share": fmean(shares),
+        "share": mean(shares),
         "low": min(shares),
         "high": max(shares),
         "empty": shares.count(0),

@@ -97,6 +97,14 @@ def test_shares_of_networks_of_different_sizes_are_of_the_layers_of_each():
     assert row["kept"] == pytest.approx((66 + 518) / (650 + 2580))
 
 
+def test_the_mean_of_equal_shares_is_between_the_least_and_the_largest_one():
+    """A mean that is rounded below both has a bar of negative length, which cannot be drawn."""
+    for kept in (7, 1):
+        samples = [(Series(0.9), point, {"a.weight": (kept, 10)}) for point in range(3)]
+        (row,) = layer_rows(samples).to_dict("records")
+        assert row["low"] == row["share"] == row["high"] == kept / 10
+
+
 def test_the_first_sparsity_with_an_empty_layer_is_told(study):
     rows = collapse_rows(layer_rows(kept_of(study.record)))
     first = dict(zip(rows["method"], rows["collapses"], strict=True))
