@@ -75,7 +75,7 @@ class ImageClassifier(LightningModule):
         refresh_steps: int = 10,
     ):
         super().__init__()
-        rule = rule_named(optimizer)  # raises for an unknown name
+        rule_named(optimizer)  # raises for an unknown name
         if not learning_rate > 0:
             raise ConfigError("model.learning_rate", learning_rate, "a number above 0")
         unit = dict(momentum=momentum, beta1=beta1, beta2=beta2, label_smoothing=label_smoothing)
@@ -87,13 +87,6 @@ class ImageClassifier(LightningModule):
                 raise ConfigError(f"model.{key}", number, "a number above 0")
         if not weight_decay >= 0:
             raise ConfigError("model.weight_decay", weight_decay, "a number of 0 or more")
-        # A subclass may use the weight decay in its own loss or optimizer.
-        is_own = type(self).__module__ == __name__
-        if is_own and weight_decay > 0 and "weight_decay" not in rule.hyperparameters:
-            warnings.warn(
-                f"model.weight_decay = {weight_decay:g} has no effect with optimizer {optimizer}.",
-                stacklevel=2,
-            )
         if refresh_steps < 1 or refresh_steps != int(refresh_steps):
             raise ConfigError("model.refresh_steps", refresh_steps, "a whole number from 1")
         RateSchedule(schedule, decay_steps, end_factor, warmup_steps, decay_share).check()
@@ -224,6 +217,14 @@ class ImageClassifier(LightningModule):
             names = ", ".join(missing)
             allowed = f"a rule whose hyperparameters the module has as arguments; it lacks {names}"
             raise ConfigError("model.optimizer", arguments["optimizer"], allowed)
+        # A subclass may use the weight decay in its own loss.
+        is_own = type(self).__module__ == __name__
+        if is_own and arguments["weight_decay"] > 0 and "weight_decay" not in rule.hyperparameters:
+            warnings.warn(
+                f"model.weight_decay = {arguments['weight_decay']:g} has no effect, because "
+                f"model.optimizer is {arguments['optimizer']}.",
+                stacklevel=2,
+            )
         hyperparameters = {name: arguments[name] for name in rule.hyperparameters}
         optimizer = rule.make(self.parameters(), arguments["learning_rate"], hyperparameters)
         schedule = RateSchedule(

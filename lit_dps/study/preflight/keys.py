@@ -333,7 +333,7 @@ def _check_idle_keys(setup: StudySetup) -> list[str]:
         for source, keys in ((GRID, setup.study.axes), (SPACE, setup.study.space)):
             if key in keys:
                 allowed = f"another key, because {key} has no effect without {switches}"
-                raise ConfigError(source, key, allowed, f"Set {switches}")
+                raise ConfigError(source, key, allowed)
         value = _fixed_value(setup, key)
         if value not in (None, getattr(LocalSGDSchedule(), key.partition(".")[2], None)):
             notes.append(f"{key} = {text_of(value)} has no effect without {switches}")

@@ -104,11 +104,15 @@ def test_a_weight_decay_that_the_rule_does_not_apply_warns(recwarn):
     class Own(ImageClassifier):
         """May use the weight decay in its loss."""
 
-    Own(nn.Linear(2, 2), optimizer="sgd", weight_decay=0.1)
-    ImageClassifier(nn.Linear(2, 2), optimizer="adamw", weight_decay=0.1)
-    ImageClassifier(nn.Linear(2, 2), optimizer="nesterov")
+    silent = [
+        Own(nn.Linear(2, 2), optimizer="sgd", weight_decay=0.1),
+        ImageClassifier(nn.Linear(2, 2), optimizer="adamw", weight_decay=0.1),
+        ImageClassifier(nn.Linear(2, 2), optimizer="nesterov"),
+    ]
+    for module in silent:
+        module.configure_optimizers()
     assert len(recwarn) == 0
-    ImageClassifier(nn.Linear(2, 2), optimizer="sgd", weight_decay=0.1)
+    ImageClassifier(nn.Linear(2, 2), optimizer="sgd", weight_decay=0.1).configure_optimizers()
     assert len(recwarn) == 1
 
 
