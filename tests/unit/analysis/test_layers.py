@@ -93,6 +93,8 @@ def test_shares_of_networks_of_different_sizes_are_of_the_layers_of_each():
     assert (a["low"], a["high"]) == (pytest.approx(0.1), pytest.approx(0.2))
     assert (b["total"], b["kept"], b["share"]) == (10, 4, pytest.approx(0.4))
     assert (c["layer"], c["samples"], c["empty"]) == ("c.weight", 1, 1)
+    equal = layer_rows([(Series(0.9), i, {"a.weight": (3, 100)}) for i in range(9)])
+    assert equal[["low", "share", "high"]].to_numpy().tolist() == [[0.03, 0.03, 0.03]]
     (row,) = collapse_rows(rows).to_dict("records")
     assert row["kept"] == pytest.approx((66 + 518) / (650 + 2580))
 
