@@ -203,9 +203,9 @@ def theory_rows(cells: Iterable[CellSummary], laws: Mapping[Series, Law]) -> pd.
     Columns: batch_size [examples], sparsity and further axes, point; delta, lipschitz, beta,
     epsilon, rate as in `Terms`; predicted_c1 [examples], predicted_c2 [steps] and predicted_k_star
     = predicted_c1 / batch_size + predicted_c2 [steps]; measured k_star [steps]; floor (1 if that is
-    an upper bound, else 0); c1 [examples] and c2 [steps], fitted to the K* of this series. Unknown
-    values are missing. Nothing is predicted from a run with varying rates that continued after its
-    goal (`Terms.law_to`).
+    an upper bound, else 0); c1 [examples] and c2 [steps], fitted to the K* of this series if they
+    follow the law. Unknown values are missing. Nothing is predicted from a run with varying rates
+    that continued after its goal (`Terms.law_to`).
     """
     rows = []
     for summary in cells:
@@ -215,9 +215,9 @@ def theory_rows(cells: Iterable[CellSummary], laws: Mapping[Series, Law]) -> pd.
         row["k_star"] = summary.k_star_steps
         row["floor"] = int(summary.is_upper_bound)
         row |= dict.fromkeys(("c1", "c2"))
-        fit = laws[series].fit
-        if fit is not None:
-            row |= {"c1": fit.c1, "c2": fit.c2}
+        law = laws[series]
+        if law.fit is not None and law.describes_k:
+            row |= {"c1": law.fit.c1, "c2": law.fit.c2}
         rows.append(row)
     return frame(rows)
 

@@ -212,6 +212,19 @@ def test_ratios_are_geometric_means_over_pairs():
     ]
 
 
+def test_a_law_that_does_not_describe_k_has_no_fitted_constants():
+    k_star = {4: 4000, 16: 1200, 64: 100, 256: 2600}
+    analysis = Analysis(
+        record_of({Cell(b, 0.0): [one(Cell(b, 0.0), 0, k_star[b])] for b in k_star})
+    )
+    (law,) = analysis.laws.values()
+    assert law.fit is not None and not law.describes_k
+    rows = records(analysis.theory)
+    assert [(row["k_star"], row["c1"], row["c2"]) for row in rows] == [
+        (k, None, None) for k in k_star.values()
+    ]
+
+
 def test_ratios_are_none_where_nothing_pairs():
     dense, sparse = Cell(8, 0.0), Cell(8, 0.5)
     cells = {
