@@ -221,8 +221,7 @@ class ImageClassifier(LightningModule):
         is_own = type(self).__module__ == __name__
         if is_own and arguments["weight_decay"] > 0 and "weight_decay" not in rule.hyperparameters:
             warnings.warn(
-                f"model.weight_decay = {arguments['weight_decay']:g} has no effect, because "
-                f"model.optimizer is {arguments['optimizer']}.",
+                f"model.weight_decay has no effect with optimizer {arguments['optimizer']}.",
                 stacklevel=2,
             )
         hyperparameters = {name: arguments[name] for name in rule.hyperparameters}

@@ -28,6 +28,7 @@ from lit_dps.study.preflight.dry_run import dry_run
 from lit_dps.study.preflight.keys import (
     check_goals,
     check_keys,
+    check_new_axes,
     check_new_metrics,
     check_readings,
     check_workers,
@@ -79,6 +80,7 @@ def check_study(setup: StudySetup) -> CheckedStudy:
     record = _stored_record(setup)
     if record is None:
         check_new_metrics(setup)
+        check_new_axes(setup)
     # The stored configuration is compared below.
     trials_remain = True
     if record is not None:

@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import importlib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -288,12 +288,11 @@ def check_workers(setup: StudySetup, cell: Cell, params: Mapping[str, Value]) ->
 
 
 def check_effects(setup: StudySetup) -> list[str]:
-    """Return a note for each value that the study overrides.
+    """Return a note for each value that the study overrides, or that acts in no trial.
 
     Raises:
-        ConfigError: for a pruning.sparsity that no cell has, for arguments of a class that an
-            axis or a choice replaces, for an axis or a searched key that acts in no trial, and for
-            a weight decay that no update rule applies.
+        ConfigError: for a pruning.sparsity that no cell has, and for arguments of a class that an
+            axis or a choice replaces.
     """
     study, workload = setup.study, setup.workload
     specs = {"model": dict(workload.model), "data": dict(workload.data)}
@@ -307,8 +306,7 @@ def check_effects(setup: StudySetup) -> list[str]:
     if sparsity and sparsity not in study.sparsities:
         allowed = f"one of study.sparsities {study.sparsities}, or omitted"
         raise ConfigError("pruning.sparsity", sparsity, allowed)
-    _check_weight_decay(setup)
-    notes = _check_idle_keys(setup)
+    notes = [*_idle_weight_decay(setup), *_idle_values(setup)]
     if setup.goal.early_reject and not setup.built_goal.is_pointwise:
         notes.append(f"no check stops early, because goal.rule {setup.goal.rule} needs each value")
     if sparsity and study.sparsities != [sparsity]:
@@ -319,39 +317,42 @@ def check_effects(setup: StudySetup) -> list[str]:
     return notes
 
 
-def _check_idle_keys(setup: StudySetup) -> list[str]:
-    """Return a note for each fixed value that acts in no trial, because another key is off.
+def check_new_axes(setup: StudySetup) -> None:
+    """Raise ConfigError for an axis or a searched key of a new study that acts in no trial.
 
-    Raises:
-        ConfigError: for an axis or a searched key of this kind, whose values train the same.
+    Its values would train the same. A stored study may have one, and `idle_keys` notes it.
     """
-    notes = []
-    for key, off_values in _OFF_VALUES.items():
-        if any(_has_other(setup, switch, off) for switch, off in off_values.items()):
-            continue
-        switches = " or ".join(off_values)
+    for key, switches in keys_that_are_off(setup):
         for source, keys in ((GRID, setup.study.axes), (SPACE, setup.study.space)):
             if key in keys:
                 allowed = f"another key, because {key} has no effect without {switches}"
                 raise ConfigError(source, key, allowed)
+
+
+def keys_that_are_off(setup: StudySetup) -> Iterator[tuple[str, str]]:
+    """Yield each key that acts in no trial, because other keys are off, and these as text."""
+    for key, off_values in _OFF_VALUES.items():
+        if not any(_has_other(setup, switch, off) for switch, off in off_values.items()):
+            yield key, " or ".join(off_values)
+
+
+def _idle_values(setup: StudySetup) -> Iterator[str]:
+    """Yield a note for each fixed value that acts in no trial."""
+    for key, switches in keys_that_are_off(setup):
         value = _fixed_value(setup, key)
         if value not in (None, getattr(LocalSGDSchedule(), key.partition(".")[2], None)):
-            notes.append(f"{key} = {text_of(value)} has no effect without {switches}")
-    return notes
+            yield f"{key} = {text_of(value)} has no effect without {switches}"
 
 
-def _check_weight_decay(setup: StudySetup) -> None:
-    """Raise ConfigError if our module has a weight decay that none of its update rules applies."""
+def _idle_weight_decay(setup: StudySetup) -> Iterator[str]:
+    """Yield a note if our module has a weight decay that none of its update rules applies."""
     model = setup.workload.model
     decay = model.get("init_args", {}).get("weight_decay", 0)
+    rules = rules_of(setup)
     if not decay or not model["class_path"].startswith("lit_dps."):
         return
-    rules = rules_of(setup)
-    for rule in rules:
-        if rule not in RULES or "weight_decay" in RULES[rule].hyperparameters:
-            return
-    allowed = f"0, because model.optimizer {', '.join(rules)} has no weight decay"
-    raise ConfigError("model.weight_decay", decay, allowed)
+    if all(rule in RULES and "weight_decay" not in RULES[rule].hyperparameters for rule in rules):
+        yield f"model.weight_decay = {decay:g} has no effect with optimizer {', '.join(rules)}"
 
 
 def rules_of(setup: StudySetup) -> list[str]:

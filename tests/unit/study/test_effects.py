@@ -47,11 +47,9 @@ def with_decay(optimizer: str, grid: dict, class_path: str = MODEL["class_path"]
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "nesterov"])
-def test_a_weight_decay_that_no_rule_applies_is_refused(optimizer):
-    with refuses("model.weight_decay", 0.5):
-        check_effects(with_decay(optimizer, {}))
-    with refuses("model.weight_decay", 0.5):
-        check_effects(with_decay("adamw", {"model.optimizer": [optimizer]}))
+def test_a_weight_decay_that_no_rule_applies_has_a_note(optimizer):
+    assert len(check_effects(with_decay(optimizer, {}))) == 1
+    assert len(check_effects(with_decay("adamw", {"model.optimizer": [optimizer]}))) == 1
 
 
 def test_a_weight_decay_that_a_rule_may_apply_is_accepted():

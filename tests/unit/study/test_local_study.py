@@ -11,8 +11,10 @@ from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.search_space import Choices, Range
 from lit_dps.core.trial import Cell, Series, Trial
+from lit_dps.report.notes import Level
 from lit_dps.study.preflight.check import check_configuration
-from lit_dps.study.preflight.keys import check_effects, check_keys, check_workers
+from lit_dps.study.preflight.idle_keys import idle_keys
+from lit_dps.study.preflight.keys import check_effects, check_keys, check_new_axes, check_workers
 from lit_dps.study.setup import StudySetup
 from tests.support.errors import refuses
 from tests.support.setups import setup_of, training_of
@@ -125,9 +127,17 @@ def test_searched_workers_are_refused_where_one_value_does_not_fit(sections, key
         ),
     ],
 )
-def test_a_key_that_acts_in_no_trial_is_refused(given, source, key):
+def test_a_key_that_acts_in_no_trial_is_refused_in_a_new_study_and_noted_in_a_stored_one(
+    given, source, key
+):
     with refuses(source, key):
-        check_effects(setup(**given))
+        check_new_axes(setup(**given))
+    with pytest.MonkeyPatch.context() as patch:
+        # No other key is tested, so no trial runs.
+        patch.setattr("lit_dps.study.preflight.idle_keys._is_known_to_act", lambda *_: True)
+        made = setup(**given)
+        noted = idle_keys(made.trial_settings(), made)
+    assert list(noted.values()) == [Level.WEAK] and next(iter(noted)).startswith(key)
 
 
 @pytest.mark.parametrize(
@@ -143,6 +153,7 @@ def test_a_key_that_acts_in_no_trial_is_refused(given, source, key):
     ],
 )
 def test_a_key_that_acts_in_some_trials_is_accepted(given):
+    check_new_axes(setup(**given))
     assert check_effects(setup(**given)) == []
 
 

@@ -10,7 +10,7 @@ from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.core.trial_config import BatchConfig, SmoothnessConfig
 from lit_dps.storage.header import StudyChanged, check_unchanged
-from lit_dps.study.preflight.keys import check_effects, check_keys, check_workers
+from lit_dps.study.preflight.keys import check_effects, check_keys, check_new_axes, check_workers
 from tests.support.errors import refuses
 from tests.support.fake_study import write_study
 from tests.support.runs import train, train_one
@@ -153,5 +153,5 @@ def test_an_algorithm_of_clipping_without_a_limit_is_refused():
     algorithms = {"trainer.gradient_clip_algorithm": ["norm", "value"]}
     for limits in ({}, {CLIP: [0]}):
         with refuses("study.grid", "trainer.gradient_clip_algorithm"):
-            check_effects(setup({**algorithms, **limits}))
+            check_new_axes(setup({**algorithms, **limits}))
     assert check_effects(setup({**algorithms, CLIP: [None, 0.1]})) == []
