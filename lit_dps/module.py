@@ -294,7 +294,7 @@ def check_classes(y: Tensor) -> None:
             "data",
             f"a split with the class {least}",
             "a split with classes from 0, because the means of the metrics count all labels",
-            "Leave these labels out, or log the means in your own validation_step",
+            "Leave these labels out, or override per_example_error and summed_loss",
         )
 
 

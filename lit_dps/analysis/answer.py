@@ -127,7 +127,7 @@ def _of_runs(
 def _on_trained_batches(steps: ExpectedSteps, summary: CellSummary) -> ExpectedSteps:
     """Return steps on full batches as steps on batches of the mean size of the trial of K*.
 
-    The last batch of each epoch may be short, and a batch may grow.
+    The last batch of each epoch may be short.
     """
     best = summary.best
     if best is None or not best.steps or not best.cost:
@@ -135,7 +135,8 @@ def _on_trained_batches(steps: ExpectedSteps, summary: CellSummary) -> ExpectedS
     batch_size = summary.cell.batch_size
     factor = batch_size * best.steps / best.cost
     return steps._replace(
-        value=steps.value * factor,
+        # K* itself is then whole steps again.
+        value=round(steps.value * factor, 6),
         low=steps.low * factor,
         high=steps.high * factor,
         examples=steps.value * batch_size,

@@ -112,7 +112,7 @@ class DelayLaw:
         `MAX_EXTRAPOLATION`.
         """
         value, (low, high) = self.critical_delay(batch_size)
-        largest = float(MAX_EXTRAPOLATION * (max(self.separate) + 1) - 1)
+        largest = float(MAX_EXTRAPOLATION * (max(delay for _, delay in self.k_star) + 1) - 1)
         if self.joint.is_b_crit_known and value <= largest:
             return value, Interval(low, high)
         return math.nan, Interval(min(low, largest), math.inf)

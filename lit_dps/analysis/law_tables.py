@@ -180,7 +180,7 @@ def _curve_points(batch_sizes: Sequence[int]) -> list[Any]:
 def common_batch_size(laws: Iterable[Law]) -> int | None:
     """Return the smallest batch size at which curves can be normalised; None without one.
 
-    Every curve that has a K* that is no upper bound has one there.
+    Every curve that has an exact K* has one there.
     """
     measured = [set(law.exact_k) for law in laws if law.exact_k]
     if not measured:

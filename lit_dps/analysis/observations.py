@@ -239,7 +239,7 @@ def noise_of_k_star(costs: Sequence[Cost | None], dimensions: int, statistic: St
     # Farther trials never decide, and their costs may be infinite.
     distances = np.minimum(noise * len(costs) * distances, FARTHEST)
     # The statistic of a user may be in whole steps, so the draws have the scale of the costs.
-    least = min((k for k in costs if k is not None), default=1)
+    least = min(k for k in costs if k is not None)
     logs = np.log(statistic.of_draws(least * np.exp(distances)))
     return float(logs.std())
 

@@ -213,6 +213,11 @@ def _goal_advice(goal: Goal, best: BestValidation, name: str) -> str:
             f"--goal.early_reject false in a new study measures them. Raise {budgets}, or choose "
             f"an easier goal than {goal.value:g}."
         )
+    if best.step > (1 - LAST_PART) * last and best.result.status is Status.STOPPED:
+        return (
+            f"{name} was still improving at step {best.step}, where the module or a callback ended "
+            "the trial."
+        )
     if best.step > (1 - LAST_PART) * last:
         return f"{name} was still improving at step {best.step}. Raise {budgets} in a new study."
     return (

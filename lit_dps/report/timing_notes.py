@@ -135,7 +135,9 @@ def several_machines(study: Analysis) -> Iterator[Values]:
     machines = _machines_of(study)
     if len(machines) > 1 or None in machines:
         action = "run lit-dps study --time-steps"
-        if OWN_CLOCK in set(study.answer["timing"]):
+        hardware = study.record.hardware
+        is_of_several = len(hardware) > 1 or None in hardware
+        if is_of_several and OWN_CLOCK in set(study.answer["timing"]):
             action = "run the whole study on one machine"
         names = [each or UNKNOWN_HARDWARE for each in machines]
         yield {"machines": " and on ".join(names), "action": action}
@@ -205,7 +207,7 @@ TIMING = (
     ),
     Note(
         several_machines,
-        "Trials ran on {machines}, so times of batch sizes cannot be compared: {action}.",
+        "Times were measured on {machines}, so those of batch sizes cannot be compared: {action}.",
         "What is the fastest here may only have run on the faster machine.",
         Level.WRONG,
     ),

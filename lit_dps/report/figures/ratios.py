@@ -43,10 +43,7 @@ def missing(*studies: Analysis) -> str | None:
     if all(len(study.record.sparsities) == 1 for study in studies):
         return "one sparsity only"
     if any(study.ratio_bounds for study in studies):
-        return (
-            "no batch size has a K* that is no upper bound both at the smallest sparsity and above "
-            "it"
-        )
+        return "no batch size has an exact K* both at the smallest sparsity and above it"
     return "no batch size has a K* both at the smallest sparsity and above it"
 
 
@@ -63,7 +60,8 @@ def notes(*studies: Analysis) -> list[str]:
         total += len(study.ratio_bounds) + len(study.ratios)
     if bounds:
         lines.append(
-            f"{bounds} of {total} ratios are bounds and not drawn: a K* of each is an upper bound."
+            f"{bounds} of {total} ratios are bounds and not drawn: one of their two K* is an upper "
+            "bound."
         )
     return lines
 

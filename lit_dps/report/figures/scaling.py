@@ -330,7 +330,7 @@ def label_normalised(ax: Axes, rows: pd.DataFrame) -> None:
         ax.set_ylabel(f"K* / K*(B = {divisors.iloc[0]})")
         return
     ax.set_ylabel("K*, normalised")
-    reason = "no batch size has a K*\nthat is no upper bound in every curve"
+    reason = "no batch size has\nan exact K* in every curve"
     ax.text(0.5, 0.5, reason, transform=ax.transAxes, ha="center", va="center", fontsize=7)
 
 

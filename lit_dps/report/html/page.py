@@ -23,7 +23,6 @@ from lit_dps.core.record import StudyRecord
 from lit_dps.core.search_space import Box
 from lit_dps.core.text import WIDTH, counted, every
 from lit_dps.core.trial import Series, Value
-from lit_dps.core.trial import text_of as axis_text
 from lit_dps.core.unit import Unit
 from lit_dps.report.answer import details, recommendation_sentences, retrain_command, trained_series
 from lit_dps.report.figures import Picture
@@ -189,7 +188,8 @@ def _trial_row(
     for name in names:
         if name in axes:
             # Not rounded to 3 digits: values of an axis such as 0.9995 and 0.9999 must differ.
-            fields.append(axis_text(row[name]))
+            value = row[name]
+            fields.append(f"{value:.12g}" if isinstance(value, float) else str(value))
         else:
             fields.append(_field(row[name], boxes.get(name)))
     return f"<tr{attributes}>{elements('td', fields)}</tr>"

@@ -148,13 +148,14 @@ def test_values_of_axes_are_not_rounded_in_the_table_of_trials():
     rate = {"model.learning_rate": 0.1, "model.momentum": 0.9}
     cells = {}
     for sparsity in (0.9995, 0.9999):
-        for beta in (0.9985, 0.9995):
-            cell = Cell(4, sparsity, (("optim.beta", beta),))
+        for examples in (1234567, 2345678):
+            cell = Cell(4, sparsity, (("data.train_examples", examples),))
             cells[cell] = [result(cell, 0, 1600, params=rate)]
-    head, *rows = Page(page(analysis_of(cells, axes={"optim.beta": [0.9985, 0.9995]}))).rows
-    assert head[:2] == ["sparsity", "beta"]
+    axes = {"data.train_examples": [1234567, 2345678]}
+    head, *rows = Page(page(analysis_of(cells, axes=axes))).rows
+    assert head[:2] == ["sparsity", "train examples"]
     shown = {tuple(row[:2]) for row in rows}
-    assert shown == set(product(["0.9995", "0.9999"], ["0.9985", "0.9995"]))
+    assert shown == set(product(["0.9995", "0.9999"], ["1234567", "2345678"]))
 
 
 @pytest.mark.pictures
