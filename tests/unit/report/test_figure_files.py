@@ -135,8 +135,8 @@ def cells(done):
                 "K* at one batch size only: no scaling figure",
                 NO_SMOOTHNESS,
                 "K* of each cell is its first validation: no logs figure",
-                "no batch size has a K* that is no upper bound both at the smallest sparsity "
-                "and above it: no ratios figure",
+                "no batch size has an exact K* both at the smallest sparsity and above it: no ratios "
+                "figure",
             ],
         ),
     ],
