@@ -84,10 +84,11 @@ def _introduction(results: dict[str, Any]) -> list[str]:
         "at all batch sizes and repeated the best rate on fresh seeds. `lit-dps advise` ran with "
         "its default method, in an empty folder,",
         "and `lit-dps fit` then ran its recommendation on seeds 1, 2 and 3.",
-        "Steps were timed in three rounds over all batch sizes, on the day of `advise`. The limit of the cost, the "
-        "largest distance of a run, and the subtraction",
-        "of the wait for a CPU came after first results of these workloads. Simulated workloads and "
-        "repeated timings decided them.",
+        "Steps were timed in three rounds over all batch sizes, on the day of `advise`. Four settings were "
+        "chosen after first results of these workloads: the limit of the",
+        "cost, the largest distance of a run, the subtraction of the wait for a CPU, and the "
+        "correction of K for several learning rates. Simulations and",
+        "repeated timings decided their values. The numbers below may still be optimistic.",
         "",
         "```bash",
         "python docs/advise_calibration.py measure   # runs all of this: advise, fit, missing studies",
@@ -157,9 +158,9 @@ def _summary(results: dict[str, Any]) -> list[str]:
     ]
     lines = _table(["target", "result", ""], rows)
     lines += [
-        f"A median over seeds scatters by about {median_scatter(results):.0%} itself, and the least of "
-        "some noisy times is too small. Both make the",
-        "figures worse than the advice is. Steps are multiples of the check interval: where K is "
+        f"A median over seeds has a standard error of about {median_scatter(results):.0%}, and the "
+        "least of some noisy times is too small. Both",
+        "increase these errors. Steps are multiples of the check interval: where K is "
         "three checks, one check changes the time by a third.",
         f"The median log error is {_median_error(near, 0, 1):+.2f} up to B0 and "
         f"{_median_error(near, 1, FAR):+.2f} above it. K at B0 has the user's rate, and the study "
@@ -254,9 +255,10 @@ def _costs(results: dict[str, Any]) -> list[str]:
     lines = _table(head, rows)
     lines += [
         "A training is the user's run to the goal, as `fit` does it: without readings, and with "
-        "full validations. The runs include his",
-        "run with its start and its readings. Device time is of steps and validations of the other "
-        "runs; wall time also starts each run, which loads the data. The rest of the command (imports, the timing of",
+        "full validations. Both times include",
+        "this run with its start and its readings. Of further runs, device time has the steps and "
+        "validations. Wall time also has the start of",
+        "each run, which loads the data. The rest of the command (imports, the timing of "
         f"steps, figures) took {min(rest):.0f} to {max(rest):.0f} s.",
         "",
     ]
@@ -292,11 +294,12 @@ def _recommendations(results: dict[str, Any]) -> list[str]:
     inside = sum(is_within_limits(run) for run in runs)
     lines += [
         f"{inside} of {len(runs)} runs of `fit` are within the 95 % limits in steps. Limits are in "
-        "brackets. Time lost is the median over seeds",
-        "times the time of a step with its checks, over the least of these products. The next "
-        "column has c1 / B + c2 through all medians",
-        "in place of single medians. The column by `fit` has the median steps of the three runs of the "
-        "recommendation, with its rate.",
+        "brackets. The time of a batch size is its",
+        "median steps times the seconds of a step with its checks. Time lost is the time of the "
+        "recommended batch size over the least time,",
+        "minus 1. Without a median at the recommended batch size, its steps are those of `fit`. By "
+        "the law, steps are c1 / B + c2 through all",
+        "medians. By `fit`, they are the median of the three runs, which use the recommended rate.",
         "",
     ]
     return lines

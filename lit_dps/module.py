@@ -15,6 +15,8 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.optim import RateSchedule, Schedule, rule_named
 from lit_dps.parallel import ranks
 
+OWN_VALIDATION = "Leave these labels out, or override per_example_error and summed_loss"
+
 
 class ImageClassifier(LightningModule):
     """A network that is trained with the mean cross-entropy and an update rule.
@@ -266,7 +268,7 @@ class LanguageModel(ImageClassifier):
 
     def _losses_of(self, y: Tensor, wrong: Tensor) -> int:
         # A `per_example_error` of a subclass may judge windows. The loss sums all positions.
-        check_classes(y)
+        check_classes(y, "Leave these labels out, or override validation_step")
         return y.numel()
 
 
@@ -281,8 +283,8 @@ def check_labels(module: ImageClassifier, y: Tensor) -> None:
         check_classes(y)
 
 
-def check_classes(y: Tensor) -> None:
-    """Raise ConfigError if a class is negative; probabilities of classes are not checked.
+def check_classes(y: Tensor, hint: str = OWN_VALIDATION) -> None:
+    """Raise ConfigError with a hint if a class is negative; probabilities are not checked.
 
     torch's cross-entropy ignores the class -100, but a mean over the split counts its example.
     """
@@ -294,7 +296,7 @@ def check_classes(y: Tensor) -> None:
             "data",
             f"a split with the class {least}",
             "a split with classes from 0, because the means of the metrics count all labels",
-            "Leave these labels out, or override per_example_error and summed_loss",
+            hint,
         )
 
 

@@ -344,8 +344,8 @@ def _assumptions(made: Answer, costs: Costs) -> tuple[str, ...]:
         sizes = listed_numbers(each.batch_size for each in lucky)
         most = 100 * math.expm1(max(each.luck for each in lucky))
         lines.append(
-            f"K at B = {sizes} is the least of several learning rates, so steps are those of a "
-            f"further run: up to {most:.0f} % more than K."
+            f"K at B = {sizes} is the least of several learning rates. A further run usually needs "
+            f"more steps, so predictions use K plus up to {most:.0f} %."
         )
     if "measured" in set(table["steps_known"]):
         lines.append("Without a law, the fastest row is partly the luckiest one.")

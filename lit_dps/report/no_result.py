@@ -207,16 +207,16 @@ def _goal_advice(goal: Goal, best: BestValidation, name: str) -> str:
             f"goal.at_least = {goal.value:g} is above 1. Set goal.at_least {goal.value / 100:g} "
             "in a new study."
         )
+    if best.result.status is Status.STOPPED:
+        return (
+            f"The module or a callback ended the trial of {name} at step {last}. Let it train "
+            f"longer, or choose an easier goal than {goal.value:g}."
+        )
     if not best.exact:
         return (
             "Validation stopped as soon as the goal was missed, so the best values are bounds; "
             f"--goal.early_reject false in a new study measures them. Raise {budgets}, or choose "
             f"an easier goal than {goal.value:g}."
-        )
-    if best.step > (1 - LAST_PART) * last and best.result.status is Status.STOPPED:
-        return (
-            f"{name} was still improving at step {best.step}, where the module or a callback ended "
-            "the trial."
         )
     if best.step > (1 - LAST_PART) * last:
         return f"{name} was still improving at step {best.step}. Raise {budgets} in a new study."

@@ -32,6 +32,7 @@ from lit_dps.study.preflight.keys import (
     check_new_metrics,
     check_readings,
     check_workers,
+    notes_on_idle_axes,
 )
 from lit_dps.study.preflight.plug_ins import check_plug_ins
 from lit_dps.study.setup import StudySetup
@@ -89,7 +90,7 @@ def check_study(setup: StudySetup) -> CheckedStudy:
         data, notes = check_with_dry_run(setup)
     else:
         set_up_data(data)
-        notes = {}
+        notes = dict.fromkeys(notes_on_idle_axes(setup), Level.WEAK)
     check_place(storage.mlflow_uri)
     # MLflow's storage may be unavailable; the study then runs without MLflow.
     check_writable(storage.optuna_url)

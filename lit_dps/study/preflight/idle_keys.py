@@ -19,7 +19,11 @@ from lit_dps.engines.trial_settings import TrialSettings
 from lit_dps.optim import RULES
 from lit_dps.report.notes import Level
 from lit_dps.study.data_hashes import fingerprint
-from lit_dps.study.preflight.keys import keys_that_are_off, rules_of
+from lit_dps.study.preflight.keys import (
+    keys_that_vary,
+    notes_on_idle_axes,
+    rules_of,
+)
 from lit_dps.study.preflight.short_trial import goal_of, perturb, run_short
 from lit_dps.study.preflight.varied_trials import (
     smallest_trials,
@@ -47,17 +51,12 @@ def idle_keys(settings: TrialSettings, setup: StudySetup) -> dict[str, Level]:
         setup: The study.
     """
     study = setup.study
-    axes = [key for key, values in study.axes.items() if len(values) > 1]
-    notes: dict[str, Level] = {}
+    notes = dict.fromkeys(notes_on_idle_axes(setup), Level.WEAK)
     tested: list[str] = []
-    off = dict(keys_that_are_off(setup))
-    for key in [*axes, *study.space]:
+    for key in keys_that_vary(setup):
         if key.startswith("pruning.") and not max(study.sparsities):
             # It holds for this grid only, and the study may be extended.
             notes[f"{key} changes nothing: study.sparsities is 0 alone"] = Level.INFO
-        elif key in off:
-            # A new study refuses it.
-            notes[f"{key} changes nothing without {off[key]}"] = Level.WEAK
         elif not _is_known_to_act(setup, key):
             tested.append(key)
     if not tested:

@@ -323,15 +323,32 @@ def check_new_axes(setup: StudySetup) -> None:
     Its values would train the same. A stored study may have one, and `idle_keys` notes it.
     """
     for key, switches in keys_that_are_off(setup):
-        for source, keys in ((GRID, setup.study.axes), (SPACE, setup.study.space)):
-            if key in keys:
-                allowed = f"another key, because {key} has no effect without {switches}"
-                raise ConfigError(source, key, allowed)
+        if key in keys_that_vary(setup):
+            source = GRID if key in setup.study.axes else SPACE
+            allowed = f"another key, because {key} has no effect while {switches} is off"
+            raise ConfigError(source, key, allowed)
+
+
+def notes_on_idle_axes(setup: StudySetup) -> Iterator[str]:
+    """Yield a note for each axis and searched key that acts in no trial, as `check_new_axes`."""
+    for key, switches in keys_that_are_off(setup):
+        if key in keys_that_vary(setup):
+            yield f"{key} has no effect while {switches} is off: its values train the same"
+
+
+def keys_that_vary(setup: StudySetup) -> list[str]:
+    """Return the axes with several values, and the searched keys."""
+    axes = [key for key, values in setup.study.axes.items() if len(values) > 1]
+    return [*axes, *setup.study.space]
 
 
 def keys_that_are_off(setup: StudySetup) -> Iterator[tuple[str, str]]:
     """Yield each key that acts in no trial, because other keys are off, and these as text."""
+    # Another module may clip by itself, with the trainer's algorithm.
+    is_ours = setup.workload.model["class_path"].startswith("lit_dps.")
     for key, off_values in _OFF_VALUES.items():
+        if key.startswith("trainer.") and not is_ours:
+            continue
         if not any(_has_other(setup, switch, off) for switch, off in off_values.items()):
             yield key, " or ".join(off_values)
 
@@ -341,7 +358,7 @@ def _idle_values(setup: StudySetup) -> Iterator[str]:
     for key, switches in keys_that_are_off(setup):
         value = _fixed_value(setup, key)
         if value not in (None, getattr(LocalSGDSchedule(), key.partition(".")[2], None)):
-            yield f"{key} = {text_of(value)} has no effect without {switches}"
+            yield f"{key} = {text_of(value)} has no effect while {switches} is off"
 
 
 def _idle_weight_decay(setup: StudySetup) -> Iterator[str]:

@@ -39,8 +39,8 @@ def test_steps_are_those_of_a_further_run_where_k_is_the_least_of_several():
     found = answer(fit_law(lucky), LINE, BATCH)
     steps = 4e4 / found.table["batch_size"] + 200
     assert found.table["steps"].to_numpy() == pytest.approx(steps.to_numpy(), rel=1e-4)
-    assert sum("14 % more" in line for line in found.assumed) == 1
-    assert not any("more than K" in line for line in answer(LAW, LINE, BATCH).assumed)
+    assert sum("plus up to 14 %" in line for line in found.assumed) == 1
+    assert not any("plus up to" in line for line in answer(LAW, LINE, BATCH).assumed)
 
 
 def test_the_fastest_batch_size_is_that_of_calculus():

@@ -124,6 +124,17 @@ def test_the_law_in_examples_is_that_of_steps_times_b(tmp_path):
     assert "K* [examples]" in text and "K* = c1 + c2 B" in text
 
 
+def test_a_measured_k_star_in_examples_has_the_whole_steps_of_its_trial(tmp_path):
+    """1,720 examples in 72 steps: 1720 / 24 * (24 * 72 / 1720) is above 72 in floats."""
+    cell = Cell(24)
+    attempt = train("examples", [96] * 17 + [88], met_at=18, cell=cell)
+    url = f"sqlite:///{tmp_path}/studies.db"
+    goal = Goal(0.2, check_interval=4, max_steps=4000, unit="examples")
+    write_study(url, {cell: [attempt.result()]}, goal=goal)
+    (row,) = Analysis(read_study(url, "fake")).answer.to_dict("records")
+    assert (row["k_star"], row["steps"], row["examples"]) == (1720, 72, 1720)
+
+
 def test_the_answer_in_examples_counts_the_steps_on_short_batches(tmp_path):
     """An epoch of 600 examples has 2 steps of up to 512 examples: 300 on average."""
     mean_sizes = {8: 8, 32: 32, 128: 120, 512: 300}

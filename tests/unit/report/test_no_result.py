@@ -231,3 +231,13 @@ def test_the_budget_that_ended_the_trials_is_the_one_to_raise():
     without = dataclasses.replace(record({8: found[8]}), goal=goal)
     (line,) = advice(without, Analysis(without).cells)
     assert numbers_in(line)[-2:] == [400, 1600] and "goal.max_steps" not in line
+
+
+def test_a_trial_that_its_module_ended_has_spent_no_budget():
+    stopped = []
+    for i in range(3):
+        result = missed(8, i, [0.5, 0.4, 0.3, 0.2])
+        stopped.append(dataclasses.replace(result, status=Status.STOPPED))
+    found = record({8: stopped})
+    lines = advice(found, Analysis(found).cells)
+    assert 400 in numbers_in(lines[-1]) and "goal.max_steps" not in lines[-1]

@@ -144,6 +144,7 @@ def test_a_key_that_acts_in_no_trial_is_refused_in_a_new_study_and_noted_in_a_st
     "given",
     [
         {"grid": {"local.workers": [1, 4], "local.steps": [1, 4]}},
+        {"grid": {"local.workers": [1], "local.steps": [1]}},
         {"space": {**RATES, "local.workers": Choices([4, 1])}, "grid": {"local.start": [0, 8]}},
         {"outer_learning_rate": 0.5, "grid": {"local.steps": [1, 4]}},
         {
