@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import importlib
 import json
+import math
 import os
 import signal
 from pathlib import Path
@@ -19,6 +20,7 @@ import yaml
 
 from lit_dps.advice import run as advising_run
 from lit_dps.advice import step_probe
+from lit_dps.advice.pilot_evidence import LUCK_OF_RATES
 from lit_dps.advice.probe_study import Probes
 from lit_dps.storage.advice_store import list_advice
 from lit_dps.storage.read import read_study
@@ -81,8 +83,6 @@ def test_the_users_run_and_a_few_larger_batches_give_the_curve(tmp_path, monkeyp
     sizes = table.index.to_numpy()
     truth = C1 / sizes + C2
     error = np.log(table["steps"] / truth).to_numpy()
-    # What advice has to reach in the median, here at every batch size from B0 / 4 to 64 B0.
-    assert (np.abs(error) <= 0.15).all(), error
     inside = (table["steps_low"] <= truth) & (truth <= table["steps_high"])
     assert inside.mean() > 0.7
     # What is printed first tells what will be done, and what it costs.
@@ -102,6 +102,11 @@ def test_the_users_run_and_a_few_larger_batches_give_the_curve(tmp_path, monkeyp
     document = json.loads(again.stdout)
     assert document["status"] == "answered" and document["source"] == "measured"
     assert document["measured"][0]["steps"] == K_OF_PILOT
+    # Advice takes the least of several rates to be lucky. These runs have no noise, so steps are
+    # too many by this at most, at each batch size from B0 / 4 to 64 B0.
+    luck = max(math.log(each["expected_steps"] / each["steps"]) for each in document["measured"])
+    assert luck == pytest.approx(LUCK_OF_RATES[2])
+    assert (np.abs(error - luck / 2) <= luck / 2 + 0.05).all(), error
     chosen_size = document["recommendation"]["batch_size"]
     assert "\nyour run: B = 32" not in again.stderr and "timing steps" not in again.stderr
     chosen = yaml.safe_load((tmp_path / "mlruns/figures/Module/advice/fit.yaml").read_text())
