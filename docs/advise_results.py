@@ -182,6 +182,17 @@ def time_lost(result: dict[str, Any], steps: str = "median") -> float | None:
     return seconds / min(seconds, *times.values()) - 1
 
 
+def time_lost_by_study(result: dict[str, Any]) -> float:
+    """Return the time lost at the batch size that is fastest by the law through all medians.
+
+    No advice knows this law. The loss shows how far single medians are from a smooth curve.
+    """
+    by_law = times_to_goal(result, "by_law")
+    times = times_to_goal(result)
+    fastest = min(times, key=by_law.__getitem__)
+    return times[fastest] / min(times.values()) - 1
+
+
 def steps_by_law(result: dict[str, Any], batch_size: int) -> float:
     """Return c1 / B + c2 at any batch size, by the law's steps at the ends of the study."""
     first, last = result["exhaustive"][0], result["exhaustive"][-1]

@@ -89,6 +89,16 @@ def test_the_time_that_is_lost_by_fit_is_that_of_its_runs(calibration):
     assert calibration.time_lost_by_fit(followed) == 0.0
 
 
+def test_the_law_of_the_study_loses_time_where_its_fastest_batch_size_is_another(calibration):
+    """The law says 0.5 s at B = 32 and 0.96 s at B = 64; the medians say 1 s and 0.72 s."""
+    measured = result()
+    for row, steps in zip(measured["exhaustive"], (50.0, 80.0, 80.0), strict=True):
+        row["by_law"] = steps
+    assert calibration.time_lost_by_study(measured) == pytest.approx(1.0 / 0.72 - 1)
+    measured["exhaustive"][0]["by_law"] = 100.0
+    assert calibration.time_lost_by_study(measured) == 0.0
+
+
 def test_no_time_is_lost_beyond_the_study_by_a_faster_batch_size(calibration):
     fast = result(1024)
     fast["fit"] = [{"steps": 1, "reached": True}]
