@@ -228,7 +228,7 @@ def describe_fork(fork: Fork) -> str:
         losses.append(text)
     noise = ""
     if fork.has_equal_repetitions:
-        noise = "; noise is unknown, because all draws of examples had equal losses"
+        noise = "; noise is unknown, because two draws of examples had equal losses"
     return (
         f"{sentence_of_fork(fork)} (loss by B, and its excess: "
         f"{', '.join(losses)}; tolerance {number_text(fork.tolerance)}{noise})"

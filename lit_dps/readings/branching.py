@@ -33,7 +33,7 @@ from lit_dps.training.example_count import full_batch_size, record_batches
 from lit_dps.training.hidden_state import preserve_rng_state
 from lit_dps.training.optimizer_groups import is_adaptive
 from lit_dps.training.pruning_callback import masks_of
-from lit_dps.training.training_pass import TrainingPass
+from lit_dps.training.training_pass import TrainingPass, refuse_read_once
 
 # Of the exponential mean of the loss, as in the paper. It is over the last stretches of the window,
 # because the weights of earlier ones are below a sixteenth.
@@ -89,7 +89,7 @@ class Fork:
 
     @property
     def has_equal_repetitions(self) -> bool:
-        """Whether all repetitions had the same losses, so that no margin is known."""
+        """Whether two repetitions had the same losses, so that no margin is known."""
         return math.isfinite(self.losses[1]) and math.isnan(self.margins[1])
 
     @property
@@ -159,7 +159,7 @@ class BranchCallback(Callback):
     The tolerance is 0.01 as in the paper, or 1 % of the loss if the loss is below 1.
 
     Each repetition has its own seed, for the global generators and those of the loader. If the
-    loader does not shuffle by them, each repetition begins at another place of the order. If all
+    loader does not shuffle by them, each repetition begins at another place of the order. If two
     repetitions have equal losses nevertheless, as with one batch of all examples, the margins are
     nan, and no larger batch size is shown to lose nothing.
 
@@ -185,7 +185,8 @@ class BranchCallback(Callback):
 
     Raises:
         ConfigError: for values out of their range; in a fit for a batch schedule, manual
-            optimization, several optimizers or ranks.
+            optimization, several optimizers or ranks, a data set that can be read only once, or a
+            fork at a step whose learning rates are 0.
     """
 
     def __init__(
@@ -251,6 +252,7 @@ class BranchCallback(Callback):
         if ranks.world() > 1:
             allowed = "one rank, because one device trains the branches"
             raise ConfigError("BranchCallback", ranks.world(), allowed)
+        refuse_read_once(unsharded(trainer.train_dataloader))
         self._began = time.monotonic()
         self._pass = TrainingPass(trainer, pl_module, 1)
         self.adaptive = is_adaptive(trainer.optimizers)
@@ -265,6 +267,9 @@ class BranchCallback(Callback):
         step = trainer.global_step
         if step not in self.at or any(fork.step == step for fork in self.forks):
             return
+        if all(group["lr"] == 0 for group in trainer.optimizers[0].param_groups):
+            allowed = "steps with a learning rate above 0, such as those after a warm-up"
+            raise ConfigError("BranchCallback.at", step, allowed)
         begin = time.monotonic()
         if begin - self._began + self.fork_seconds > self.seconds:
             return
@@ -319,13 +324,13 @@ class BranchCallback(Callback):
         data = getattr(trainer, "datamodule", None)
         seed = trainer.global_step * 1000 + repetition
         count = (self.stretches + 1) * batches_per_stretch
-        skipped = skipped_batches(trainer, repetition, self.repetitions, count)
         smoothed = math.nan
         with (
             self._pass.without_side_effects() as twin,
             preserve_rng_state(loader, *samplers, data, seed=seed),
         ):
             seed_generators(seed, loader, *samplers, data)
+            skipped = skipped_batches(trainer, repetition, self.repetitions, count)
             batches = batches_of_branch(trainer, module, count, skipped)
             evaluation_batches = list(islice(batches, batches_per_stretch))
             optimizer = self._optimizer_of_branch(trainer.optimizers[0], module, twin, factor)
@@ -389,12 +394,12 @@ def margins_of(losses: np.ndarray) -> tuple[float, ...]:
 
     Args:
         losses: Shape (repetitions, branches). The repetition pairs the branches, because they use
-            the same examples. The margin of a branch with a loss that is not finite is nan. If all
+            the same examples. The margin of a branch with a loss that is not finite is nan. If two
             repetitions have equal losses, they had the same examples, and all margins but the first
             are nan.
     """
     repetitions = len(losses)
-    if (losses == losses[0]).all():
+    if len(np.unique(losses, axis=0)) < repetitions:
         return (0.0, *[math.nan] * (losses.shape[1] - 1))
     finite_losses = np.where(np.isfinite(losses), losses, math.nan)
     differences = finite_losses - finite_losses[:, :1]

@@ -41,6 +41,9 @@ def skipped_batches(trainer: Trainer, repetition: int, repetitions: int, count: 
     if has_indices(loader) and isinstance(loader.sampler, SHUFFLING):
         return 0
     length = sized_len(loader)
+    if not length and has_indices(loader):
+        # Lists of indices cost little. An endless sampler has enough of them for all repetitions.
+        length = sum(1 for _ in islice(loader.batch_sampler, repetitions * count))
     if not length:
         return repetition * count
     skipped = repetition * length // repetitions

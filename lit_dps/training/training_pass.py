@@ -239,6 +239,7 @@ class TrainingPass:
             raise ConfigError("data", type(self._data or loader).__name__, allowed)
         if isinstance(loader, CombinedLoader):
             return loader
+        refuse_read_once(loader)
         return copy_loader(loader)
 
 
@@ -324,6 +325,28 @@ def copy_loader(loader: Any) -> Any:
         # A loader with persistent workers keeps the iterator of the training epoch.
         loader._iterator = None
     return loader
+
+
+def refuse_read_once(loader: Any) -> None:
+    """Refuse a loader from which a second reader would take batches of the training.
+
+    Raises:
+        ConfigError: if each `iter` of the loader, or of its data set, continues the same reading.
+    """
+    streams = [loader]
+    # Each worker reads a copy of the data set.
+    if isinstance(loader, DataLoader) and loader.num_workers == 0:
+        if isinstance(loader.dataset, IterableDataset):
+            streams.append(loader.dataset)
+    for stream in streams:
+        if isinstance(stream, Iterator) or (
+            isinstance(stream, IterableDataset) and iter(stream) is iter(stream)
+        ):
+            allowed = (
+                "data that can be read again: `__iter__` has to return a new iterator each time, "
+                "because a reading or pruning method also reads the training data"
+            )
+            raise ConfigError("data", type(stream).__name__, allowed)
 
 
 def has_indices(loader: Any) -> bool:

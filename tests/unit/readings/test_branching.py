@@ -251,10 +251,71 @@ class Once(IterableDataset):
         return self.examples
 
 
-def test_a_stream_that_has_ended_is_refused():
+class OwnIterator(Once):
+    """A stream that is its own iterator."""
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return next(self.examples)
+
+
+@pytest.mark.parametrize(("make", "count"), [(Once, 8), (Once, 20), (OwnIterator, 20)])
+def test_a_stream_that_can_be_read_only_once_is_refused(make, count):
+    """Each branch would take other examples, which the run would then lack."""
     callback = BranchCallback([1], (1, 2), 2, 3)
-    with refuses("data", "DataLoader"):
-        fit(Plain(), DataLoader(Once(8), 2), callbacks=[callback], max_steps=3)
+    with refuses("data", make.__name__):
+        fit(Plain(), DataLoader(make(count), 2), callbacks=[callback], max_steps=3)
+
+
+class FixedSampler:
+    """Yields six batches in a fixed order, and knows no length."""
+
+    def __iter__(self):
+        return iter([[2 * i, 2 * i + 1] for i in range(6)])
+
+
+def test_repetitions_of_a_sampler_without_a_length_begin_at_different_batches():
+    """With six batches, those of the repetitions begin at batches 0, 2 and 4."""
+    batches = []
+
+    class Listing(BranchCallback):
+        def _losses_of_branches(self, trainer, module, repetition):
+            skipped = skipped_batches(trainer, repetition, self.repetitions, 6)
+            batches.append(next(batches_of_branch(trainer, module, 6, skipped)))
+            return [float(repetition), 1.0]
+
+    module = Plain()
+    sampled = DataLoader(points(), batch_sampler=FixedSampler())
+    fit(module, sampled, callbacks=[Listing([0], (1, 2), 1, 3)], max_steps=1)
+    inputs = torch.stack([points()[i][0] for i in range(12)]).reshape(6, 2, -1)
+    assert all(torch.equal(x, inputs[i]) for (x, _), i in zip(batches, (0, 2, 4), strict=True))
+
+
+def test_no_fork_is_made_at_a_rate_of_0():
+    """All branches would end with the same loss, as if a larger batch lost nothing."""
+
+    class WarmUp(Plain):
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), 0.05)
+            warm_up = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(step / 4, 1))
+            return {
+                "optimizer": optimizer,
+                "lr_scheduler": {"scheduler": warm_up, "interval": "step"},
+            }
+
+    with refuses("BranchCallback.at", 0):
+        fit(WarmUp(), loader(), callbacks=[BranchCallback([0], (1, 2), 1, 2)], max_steps=2)
+    callback = BranchCallback([1], (1, 2), 1, 2)
+    fit(WarmUp(), loader(), callbacks=[callback], max_steps=2)
+    assert [fork.step for fork in callback.forks] == [1]
+
+
+def test_two_repetitions_with_the_same_examples_have_no_margin():
+    first, second = [1.0, 1.2], [1.1, 1.4]
+    assert margins_of(np.array([first, second]))[1] > 0
+    assert math.isnan(margins_of(np.array([first, second, first]))[1])
 
 
 @pytest.mark.parametrize("order", ["authors", "per_trial"])
