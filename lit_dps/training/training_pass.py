@@ -333,20 +333,21 @@ def refuse_read_once(loader: Any) -> None:
     Raises:
         ConfigError: if each `iter` of the loader, or of its data set, continues the same reading.
     """
-    streams = [loader]
-    # Each worker reads a copy of the data set.
-    if isinstance(loader, DataLoader) and loader.num_workers == 0:
-        if isinstance(loader.dataset, IterableDataset):
-            streams.append(loader.dataset)
-    for stream in streams:
-        if isinstance(stream, Iterator) or (
-            isinstance(stream, IterableDataset) and iter(stream) is iter(stream)
-        ):
-            allowed = (
-                "data that can be read again: `__iter__` has to return a new iterator each time, "
-                "because a reading or pruning method also reads the training data"
-            )
-            raise ConfigError("data", type(stream).__name__, allowed)
+    stream = loader
+    if isinstance(loader, DataLoader):
+        # Each worker reads a copy of the data set.
+        if loader.num_workers or not isinstance(loader.dataset, IterableDataset):
+            return
+        stream = loader.dataset
+    is_shared = isinstance(stream, Iterator)
+    if isinstance(stream, IterableDataset) and not is_shared:
+        is_shared = iter(stream) is iter(stream)
+    if is_shared:
+        allowed = (
+            "data that can be read again: `__iter__` has to return a new iterator each time, "
+            "because a reading or pruning method also reads the training data"
+        )
+        raise ConfigError("data", type(stream).__name__, allowed)
 
 
 def has_indices(loader: Any) -> bool:
