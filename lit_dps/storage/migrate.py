@@ -296,6 +296,9 @@ def _convert_study(session: Session, name: str) -> int:
     """Convert a study and its advice; return the number of its trials."""
     uid = _convert_header(session, name)
     _convert_advice(session, name)
+    if uid is None:
+        # The cells of a study have the format of its header. Only the advice was older.
+        return 0
     trials = 0
     cells = select(StudyModel.study_id).where(
         StudyModel.study_name.startswith(f"{name} | ", autoescape=True)
@@ -310,13 +313,13 @@ def _convert_study(session: Session, name: str) -> int:
 
 
 def _convert_header(session: Session, name: str) -> str | None:
-    """Convert a header, and return the uid of the study; None without a header."""
+    """Convert a header of the former format, and return its uid; None without such a header."""
     study_id = session.scalar(select(StudyModel.study_id).where(StudyModel.study_name == name))
     if study_id is None:
         return None
     attrs = _study_attrs(session, study_id)
     if attrs.get(schema.FORMAT_ATTR) != FORMER:
-        return attrs.get(schema.UID)
+        return None
     try:
         converted = convert_header(name, attrs)
         schema.check_keys(converted, schema.HEADER_ATTRS)

@@ -11,6 +11,9 @@ import sys
 
 import optuna
 import pytest
+from optuna.storages._rdb.models import StudyUserAttributeModel
+from sqlalchemy import delete
+from sqlalchemy.orm import Session
 
 from lit_dps.api import load
 from lit_dps.cli import main
@@ -161,6 +164,20 @@ def test_everything_reads_back_as_before(any_url):
     check_unchanged(any_url, "s", IDENTITY, config())
     again = migrate(any_url)
     assert again.converted == {} and again.unchanged == ["s", "t"] and again.backup is None
+
+
+def test_only_the_advice_of_a_study_may_have_the_former_format(url):
+    make_study(url).leave()
+    before = everything(url)
+    with temporary_storage(url) as storage, Session(storage.engine) as session, session.begin():
+        session.execute(
+            delete(StudyUserAttributeModel).where(
+                StudyUserAttributeModel.key == schema.ADVICE_FORMAT
+            )
+        )
+    done = migrate(url)
+    assert everything(url) == before
+    assert done.converted == {"s": 0}
 
 
 @pytest.mark.long
