@@ -269,7 +269,7 @@ class StudyConfig:
             if not key.startswith(sections):
                 allowed = "keys of model, data, pruning, optim, local, batch or the trainer"
                 raise ConfigError("study.grid", key, allowed)
-            _check_kind(f"study.grid.{key}", values)
+            check_kind(f"study.grid.{key}", values)
             _nonempty_unique(f"study.grid.{key}", values)
             check_names(f"study.grid.{key}", values)
         for cell in self.cells:
@@ -423,7 +423,7 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def _check_kind(key: str, values: list) -> None:
+def check_kind(key: str, values: list) -> None:
     """Raise ConfigError, naming `key`, unless all values are numbers, names, or true and false."""
     for value in values:
         if not isinstance(value, (bool, int, float, str)):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import optuna
 from optuna.storages import BaseStorage, RDBStorage
 
-from lit_dps.core.config import StudyConfig, folder_name
+from lit_dps.core.config import StudyConfig, check_kind, folder_name
 from lit_dps.core.environment import DATA
 from lit_dps.core.errors import ConfigError, StorageError, UserError
 from lit_dps.core.goal import Goal
@@ -384,7 +384,8 @@ def check_extension(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any
         theirs: Another header of the study, or what is to extend the stored one.
 
     Raises:
-        ConfigError: if two values of an axis give cells of the same name, or if the axes differ.
+        ConfigError: if two values of an axis are of different kinds or give cells of the same name,
+            or if the axes differ.
         StudyChanged: if the search space was expanded in two ways, or if one side has points of a
             space that the other side has expanded.
     """
@@ -395,7 +396,9 @@ def check_extension(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any
     sparsities = [*ours.get(schema.SPARSITIES, ()), *theirs[schema.SPARSITIES]]
     check_names("study.sparsities", sparsities)
     for key, values in other_axes.items():
-        check_names(f"study.grid.{key}", [*axes.get(key, ()), *values])
+        all_values = [*axes.get(key, ()), *values]
+        check_kind(f"study.grid.{key}", all_values)
+        check_names(f"study.grid.{key}", all_values)
     if ours:
         _check_space_history(name, ours, theirs)
 
@@ -438,8 +441,8 @@ def _check_space_history(name: str, ours: Mapping[str, Any], theirs: Mapping[str
 
 
 def _sorted_union(values: Iterable, others: Iterable) -> list:
-    """Return the values of both, numbers before texts."""
-    return sorted({*values, *others}, key=lambda value: (isinstance(value, str), value))
+    """Return the values of both, which are of one kind (`check_extension`)."""
+    return sorted({*values, *others})
 
 
 def _larger_plan(plan: RepeatPlan, other: RepeatPlan) -> RepeatPlan:
