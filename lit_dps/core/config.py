@@ -16,7 +16,7 @@ from lit_dps.core.record import grid
 from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.search_space import parse_box
 from lit_dps.core.statistic import Statistic, statistic_named
-from lit_dps.core.trial import Cell, Value, check_names, check_sparsity
+from lit_dps.core.trial import Cell, Value, check_names, check_printable, check_sparsity
 
 EngineName = Literal["auto", "single", "stacked", "lightning", "fused"]
 SPARSITY_KEY = "pruning.sparsity"
@@ -272,6 +272,7 @@ class StudyConfig:
             check_kind(f"study.grid.{key}", values)
             _nonempty_unique(f"study.grid.{key}", values)
             check_names(f"study.grid.{key}", values)
+            check_printable(f"study.grid.{key}", values)
         for cell in self.cells:
             if max(len(part.encode()) for part in cell.stored_name.split("/")) > CELL_BYTES:
                 allowed = f"keys and values that take at most {CELL_BYTES} bytes"

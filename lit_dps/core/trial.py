@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from lit_dps.core.errors import ConfigError
+from lit_dps.core.text import escape
 from lit_dps.core.unit import STEPS, Cost, Unit
 
 # Columns of tables that no axis may share its short name with.
@@ -152,6 +153,16 @@ def check_names(key: str, values: Iterable[Value]) -> None:
             if isinstance(value, str):
                 allowed = 'values that differ after their last "."'
             raise ConfigError(key, value, f"{allowed}, but {other!r} is also in the list")
+
+
+def check_printable(key: str, values: Iterable[Value]) -> None:
+    """Raise ConfigError about `key` if a value has characters that no terminal shows.
+
+    Messages and reports show an escape such as \\u200c in their place, which is another value.
+    """
+    for value in values:
+        if isinstance(value, str) and escape(value) != value:
+            raise ConfigError(key, value, "a text without invisible characters")
 
 
 def check_sparsity(key: str, sparsity: float) -> None:

@@ -24,7 +24,7 @@ from lit_dps.core.record import StudyRecord, shared_cells
 from lit_dps.core.repeats import truncate_repeats
 from lit_dps.core.search_space import ExpandedSpace, space_from_dict
 from lit_dps.core.step_timing import StepTiming
-from lit_dps.core.text import escape_json
+from lit_dps.core.text import escape, escape_json
 from lit_dps.core.trial import Cell, RepeatId, Status, Trial, TrialResult
 from lit_dps.storage import schema
 from lit_dps.storage.bulk import StoredTrial, read_trials
@@ -103,7 +103,8 @@ def read_study(
             )
         header = escape_json(headers[name])
         check_format(header[schema.FORMAT_ATTR], name, opened)
-        study_ids = {study.study_name: study._study_id for study in studies}
+        # The cells have values of the escaped header.
+        study_ids = {escape(study.study_name): study._study_id for study in studies}
         try:
             schema.check_keys(header, schema.HEADER_ATTRS)
             refuse_foreign_code(name, header, trust)
@@ -146,8 +147,9 @@ def _read_cells(
     seed, race_factor = header[schema.TRIAL_SEED], header[schema.RACE_FACTOR]
     statistic = schema.statistic_of(header)
     plan = decode_plan(header[schema.REPEATS])
-    search_ids = [study_ids.get(schema.cell_study_name(name, cell)) for cell in cells]
-    repeat_ids = [study_ids.get(schema.repeats_study_name(name, cell)) for cell in cells]
+    escaped = escape(name)
+    search_ids = [study_ids.get(schema.cell_study_name(escaped, cell)) for cell in cells]
+    repeat_ids = [study_ids.get(schema.repeats_study_name(escaped, cell)) for cell in cells]
     search_trials = _read_trials(storage, search_ids)
     repeat_trials = _read_trials(storage, repeat_ids)
     read = _Trials({}, {}, {}, {}, {})
@@ -300,7 +302,8 @@ def _decode_trials(
             if trial.state is TrialState.RUNNING:
                 running.add(key)
         elif schema.RESULT_ATTR in attrs:
-            attempts.append(_decode_trial(trial, Trial(cell, key[0], trial.params, seed, key[1])))
+            params = escape_json(trial.params)
+            attempts.append(_decode_trial(trial, Trial(cell, key[0], params, seed, key[1])))
     if truncates:
         # A failed trial that runs again is not finished. A waiting one keeps its reason.
         attempts = [
