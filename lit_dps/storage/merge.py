@@ -221,6 +221,7 @@ def _merge_study(storage: RDBStorage, source: _Source, merged: Merged) -> None:
     ours, theirs = read_header(storage, name), read_header(other.storage, name)
     header = extend(storage, name, _merged_attributes(ours, theirs))
     _merge_noise(storage, name, header[schema.NOISE], theirs[schema.NOISE])
+    _merge_step_timing(storage, name, header[schema.STEP_TIMING], theirs[schema.STEP_TIMING])
     add_environments(storage, name, theirs[schema.ENVIRONMENTS])
     add_notes(storage, name, theirs.get(schema.NOTES, {}))
     for cell in schema.cells_of(theirs):
@@ -259,6 +260,15 @@ def _merge_noise(
         is_better = preferred == theirs["batch_size"]
     if is_better:
         optuna.load_study(study_name=name, storage=storage).set_user_attr(schema.NOISE, theirs)
+
+
+def _merge_step_timing(
+    storage: RDBStorage, name: str, ours: Mapping[str, Any] | None, theirs: Mapping[str, Any] | None
+) -> None:
+    """Take over their step times if there are none here; an analysis checks that they apply."""
+    if ours is None and theirs is not None:
+        header = optuna.load_study(study_name=name, storage=storage)
+        header.set_user_attr(schema.STEP_TIMING, theirs)
 
 
 def _merge_cell(
