@@ -24,8 +24,9 @@ from lit_dps.storage.locks import storage_lock
 from lit_dps.storage.stored_format import read_header
 from lit_dps.storage.urls import sqlite_file
 
-# A number in a note, such as the end of a range; no digits of a name.
-_NUMBER = re.compile(r"(?<!B = )(?<![\w.])-?\d[\w.+-]*")  # a note on another B is another note
+# A number in a note, such as the end of a range; no digits of a name. A note on another batch size
+# or another value of an axis is another note, so B = 16 and model.width=32 keep their numbers.
+_NUMBER = re.compile(r"(?<!= )(?<!=)(?<![\w.-])-?\d[\w.+-]*")
 CHANGED_ENVIRONMENT = (
     "restore it, choose another study.name, or continue with --accept-code-change; "
     "a note then reports the change."
@@ -121,7 +122,7 @@ def store_notes(url: str, name: str, notes: Mapping[str, str], has_trials: bool)
 def add_notes(
     storage: BaseStorage, name: str, notes: Mapping[str, str], keeps_others: bool = True
 ) -> None:
-    """Add notes to a study. A note replaces a stored one that differs in numbers alone.
+    """Add notes to a study. A note replaces a stored one that differs in `_NUMBER` alone.
 
     Other stored notes stay, even if the last dry run lacks them. They hold for the trials of an
     earlier grid or an earlier code, which stay in the table. The caller holds the storage's lock.

@@ -37,8 +37,11 @@ def test_a_note_stays_until_a_note_that_differs_in_numbers_replaces_it(url):
     assert read_study(url, "fake").notes == WIDER | RANDOM | OTHER_KEY
 
 
-def test_notes_on_several_batch_sizes_are_kept(url):
-    notes = {f"at B = {b} the rate is 0 for 3 steps": "WEAK" for b in (16, 64)}
+@pytest.mark.parametrize(
+    "places", [("B = 16", "B = 64"), ("model.width = 16", "model.width = 32"), ("k=-1", "k=-0.5")]
+)
+def test_notes_on_several_values_are_kept(url, places):
+    notes = {f"at {place} the rate is 0 for 3 steps": "WEAK" for place in places}
     for text, level in notes.items():
         store_notes(url, "fake", {text: level}, has_trials=True)
     assert read_study(url, "fake").notes == notes
