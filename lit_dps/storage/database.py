@@ -24,7 +24,13 @@ from lit_dps.core.errors import StorageError, UserError
 from lit_dps.core.text import shorten
 from lit_dps.storage.locks import CONNECT, storage_lock
 from lit_dps.storage.schema import KIND_TAG, NAME_TAG
-from lit_dps.storage.urls import is_postgresql, scrubbed, sqlite_file, without_password
+from lit_dps.storage.urls import (
+    is_postgresql,
+    scrubbed,
+    sqlite_file,
+    without_link,
+    without_password,
+)
 
 LOCKED_TIMEOUT_SECONDS = 20  # how long to wait for a database that another process writes to
 RESTORE = (
@@ -78,6 +84,7 @@ def _may_be_written(file: Path) -> bool:
     Each process that creates a file has locked it before. So a file without a lock file, such as a
     copy, is only read. Reading must not create a lock file beside it.
     """
+    file = without_link(file)
     return os.access(file.parent, os.W_OK) and Path(f"{file}.lock").exists()
 
 

@@ -30,7 +30,7 @@ from filelock import FileLock, Timeout
 from sqlalchemy import Connection, NullPool, create_engine, text
 from sqlalchemy.exc import OperationalError
 
-from lit_dps.storage.urls import is_postgresql, sqlite_file
+from lit_dps.storage.urls import is_postgresql, sqlite_file, without_link
 
 # Locks are held for milliseconds; for a second or two if many trials are stored at once.
 ANNOUNCE_SECONDS = 10
@@ -121,11 +121,21 @@ class MachinePeers:
     """
 
     def __init__(self, file: Path):
-        self._file = file
-        self._folder = file.with_name(f"{file.name}.workers")  # the first lock file creates it
+        self._named_file = file
         self._token = ""
         self._descriptor: int | None = None
         self._process = 0
+
+    @property
+    def _file(self) -> Path:
+        """The file, without a link; its absolute path depends on the working directory."""
+        return without_link(self._named_file)
+
+    @property
+    def _folder(self) -> Path:
+        """The folder of the lock files; the first one creates it."""
+        file = self._file
+        return file.with_name(f"{file.name}.workers")
 
     @property
     def owner(self) -> str:

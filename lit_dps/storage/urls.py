@@ -41,6 +41,16 @@ def sqlite_file(url: str) -> Path | None:
     return Path(match[1])
 
 
+def without_link(file: Path) -> Path:
+    """Return the file that a symbolic link names; any other file as it is.
+
+    Locks are beside this file, so that all processes see them, whichever name they use.
+    """
+    if file.is_symlink():
+        return file.resolve()
+    return file
+
+
 def absolute(url: str) -> str:
     """Return a URL with the absolute path of its sqlite file.
 

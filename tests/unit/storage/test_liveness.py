@@ -14,6 +14,7 @@ import sys
 import time
 
 import pytest
+from filelock import FileLock, Timeout
 
 from lit_dps.storage.locks import Liveness, describe_owner, peers
 from lit_dps.storage.schema import OWNER
@@ -274,3 +275,20 @@ def test_a_worker_in_a_container_of_another_name(url):
         process.kill()
         process.wait()
     assert points_of(opened(url, uid)) == [point]
+
+
+def test_a_link_to_the_file_names_the_same_workers(url, tmp_path, start):
+    worker = start(declared(url))
+    link = tmp_path / "elsewhere" / "link.db"
+    link.parent.mkdir()
+    link.symlink_to(tmp_path / "study.db")
+    shared = peers(f"sqlite:///{link}")
+    with shared.lock("storage"):
+        assert shared.liveness(worker.owner) is Liveness.ALIVE
+        with pytest.raises(Timeout):
+            # The same lock, in another process or another object.
+            FileLock(f"{tmp_path}/study.db.lock").acquire(timeout=0)
+    worker.end()
+    with shared.lock("storage"):
+        assert shared.liveness(worker.owner) is Liveness.DEAD
+    assert sorted(path.name for path in link.parent.iterdir()) == ["link.db"]
