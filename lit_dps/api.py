@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from lit_dps.cli import leave_if_unguarded
-from lit_dps.cli.config_file import SECTION_CLASSES
+from lit_dps.cli.config_file import SECTION_CLASSES, ConfigDumper
 from lit_dps.core.config import StorageConfig
 from lit_dps.core.errors import ConfigError, Unguarded, UserError
 from lit_dps.core.exit_codes import ExitCode
@@ -95,7 +95,7 @@ def run(config: str | Path | Mapping[str, Any], accept_code_change: bool = False
             sections[name] = given
             if isinstance(given, SECTION_CLASSES.get(name, ())):
                 sections[name] = _as_dict(name, given)
-        text = yaml.safe_dump(_plain(_with_class_paths(sections)))
+        text = yaml.dump(_plain(_with_class_paths(sections)), Dumper=ConfigDumper)
     options = ["--accept-code-change"] if accept_code_change else []
     command = CommandLine(["study", "--config", text, *options])
     command.warn_of_former_keys()
@@ -352,7 +352,7 @@ def advise(
     if devices is not None:
         words += ["--devices", ",".join(map(str, devices))]
     _print_notes(notes)
-    return _advise(["advise", "--config", yaml.safe_dump(_plain(config)), *words])
+    return _advise(["advise", "--config", yaml.dump(_plain(config), Dumper=ConfigDumper), *words])
 
 
 # Options of the command that are arguments of `advise`, and sections of the configuration.

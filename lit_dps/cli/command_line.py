@@ -7,7 +7,6 @@ gets the name of its configuration file.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -17,7 +16,9 @@ import yaml
 
 from lit_dps.cli.config_file import (
     SECTION_CLASSES,
+    ConfigDumper,
     ConfigFile,
+    ConfigLoader,
     Source,
     check_is_file,
     is_file,
@@ -90,7 +91,14 @@ class CommandLine:
             words = self._read_option(words)
         for key in MAPPINGS:
             if key in self._changed_mappings:
-                self.words.append(f"--{key}={json.dumps(self._mappings[key], default=str)}")
+                text = yaml.dump(
+                    self._mappings[key],
+                    Dumper=ConfigDumper,
+                    default_flow_style=True,
+                    allow_unicode=True,
+                    sort_keys=False,
+                )
+                self.words.append(f"--{key}={text.strip()}")
         if self.verb in NAMED:
             self._name_study()
 
@@ -349,9 +357,9 @@ class CommandLine:
 
 
 def option_value(text: str) -> Any:
-    """Return the value of an option as YAML reads it; 1e-3 is a number."""
+    """Return the value of an option as jsonargparse reads it; 1e-3 is a number."""
     try:
-        value = yaml.safe_load(text)
+        value = yaml.load(text, Loader=ConfigLoader)
     except (yaml.YAMLError, ValueError):
         return text
     if isinstance(value, str):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,8 +37,41 @@ SECTION_CLASSES: dict[str, type] = {
 
 
 MERGE = "<<"  # the key of YAML that adds the keys of an anchor
+FLOAT_TAG = "tag:yaml.org,2002:float"
 NULL_TAG = "tag:yaml.org,2002:null"
 TEXT_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
+
+
+class ConfigLoader(yaml.SafeLoader):
+    """PyYAML's loader with the numbers of jsonargparse: 1e-3 is a number, and a date is text.
+
+    Otherwise a value that this package reads and sends to the parser would change its type.
+    """
+
+
+_JSONARGPARSE_FLOAT = re.compile(
+    r"""^(?:
+    [-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?
+    |[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+
+    |\.[0-9_]+(?:[eE][-+][0-9]+)?
+    |[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+\.[0-9_]*
+    |[-+]?\.(?:inf|Inf|INF)
+    |\.(?:nan|NaN|NAN)
+    )$""",
+    re.VERBOSE,
+)
+_OTHER_TAGS = (FLOAT_TAG, "tag:yaml.org,2002:timestamp")
+ConfigLoader.yaml_implicit_resolvers = {
+    first: [resolver for resolver in resolvers if resolver[0] not in _OTHER_TAGS]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+ConfigLoader.add_implicit_resolver(FLOAT_TAG, _JSONARGPARSE_FLOAT, list("-+0123456789."))
+
+
+class ConfigDumper(yaml.SafeDumper):
+    """PyYAML's dumper for `ConfigLoader` and jsonargparse: it quotes the text '1e-3'."""
+
+    yaml_implicit_resolvers = ConfigLoader.yaml_implicit_resolvers
 
 
 class Source(NamedTuple):
@@ -179,7 +213,7 @@ def parse_config(
         node: yaml.Node = root
         if section is not None:
             node = root.value[0][1]
-        text = yaml.serialize(node, Dumper=yaml.SafeDumper, allow_unicode=True, width=10**6)
+        text = yaml.serialize(node, Dumper=ConfigDumper, allow_unicode=True, width=10**6)
     return ConfigFile(content, text, sources, former_keys)
 
 
@@ -199,7 +233,7 @@ def _read_text(path: Path) -> str:
 def _compose(text: str, name: str) -> yaml.Node | None:
     """Return the root of a YAML text; None for an empty text and for null."""
     try:
-        loader = yaml.SafeLoader(text)
+        loader = ConfigLoader(text)
         loader.name = name  # of the marks
         root = loader.get_single_node()
     except yaml.YAMLError as error:
@@ -290,10 +324,10 @@ def _place(node: yaml.Node) -> str:
 def _construct(node: yaml.Node, name: str) -> Any:
     """Return the value of a node."""
     try:
-        return yaml.SafeLoader("").construct_document(node)
+        return ConfigLoader("").construct_document(node)
     except yaml.YAMLError as error:
         raise _syntax_error(name, error) from error
-    except ValueError as error:  # such as a date in the 13th month
+    except ValueError as error:  # such as 0x_, a number without digits
         raise UserError(
             f"{name} is not valid YAML: {error}. Correct the file.", key=name
         ) from error

@@ -15,6 +15,7 @@ from pathlib import Path
 import yaml
 
 from lit_dps.cli.command_line import CommandLine
+from lit_dps.cli.config_file import ConfigDumper
 from lit_dps.cli.json_output import Outcome, with_document
 from lit_dps.cli.options import RetrainOptions, add_options, take_options
 from lit_dps.cli.parser import new_parser
@@ -123,7 +124,7 @@ def _rebuilt(record: StudyRecord) -> StudySetup:
     config = dict(record.config)
     with tempfile.TemporaryDirectory() as folder:
         file = os.path.join(folder, "stored.yaml")
-        Path(file).write_text(yaml.safe_dump(config), encoding="utf-8")
+        Path(file).write_text(yaml.dump(config, Dumper=ConfigDumper), encoding="utf-8")
         try:
             return read_setup(["--config", file])
         except UserError as error:

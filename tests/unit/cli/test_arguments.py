@@ -4,6 +4,7 @@ study.grid."""
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import re
 from argparse import ArgumentParser
@@ -15,7 +16,7 @@ from jsonargparse import ActionConfigFile, Namespace
 
 from lit_dps.cli import main
 from lit_dps.cli.command_line import CommandLine
-from lit_dps.cli.config_file import check_is_file
+from lit_dps.cli.config_file import ConfigLoader, check_is_file
 from lit_dps.cli.migrate import report
 from lit_dps.cli.parser import CommandParser, likely_meant
 from lit_dps.core.aliases import warn_of_former_name
@@ -51,7 +52,9 @@ def dotted(argv: list[str]) -> dict:
     """What stands for the keys with dots: by section."""
     changed = ("--study.space=", "--study.grid=")
     return {
-        o.partition("=")[0]: json.loads(o.partition("=")[2]) for o in argv if o.startswith(changed)
+        option.partition("=")[0]: yaml.load(option.partition("=")[2], ConfigLoader)
+        for option in argv
+        if option.startswith(changed)
     }
 
 
@@ -116,8 +119,29 @@ def test_a_dotted_section_of_a_file_keeps_its_other_axes(tmp_path, monkeypatch):
 def test_the_last_whole_space_is_the_one_that_is_changed(config):
     whole = ["--study.space", "{model.lr: {low: 1e-3, high: 1}}"]
     given = expanded(["study", config, *whole, "--study.space.model.lr.high", "2"])
-    assert json.loads(given[-2].partition("=")[2]) == {"model.lr": {"low": "1e-3", "high": 2}}
+    assert dotted(given[-2:])["--study.space"] == {"model.lr": {"low": 1e-3, "high": 2}}
     assert given[3] == f"--study.space={whole[1]}"
+
+
+def test_a_dotted_option_keeps_the_types_of_values(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(
+        "study:\n  space:\n"
+        "    model.lr: {choices: [1e-3, 1.5e2, '1e-3', 2024-01-02T00:00:00Z, 😀, .inf]}\n"
+        "    model.momentum: {low: 1e-1, high: 1}\n"
+    )
+    text = "{choices: [1e-3, 1e-2]}"
+    given = ["study", "mine.yaml", "--study.space.model.wd", text]
+    space = dotted(expanded(given))["--study.space"]
+    values = [1e-3, 150.0, "1e-3", "2024-01-02T00:00:00Z", "😀", math.inf]
+    assert space["model.lr"] == {"choices": values}
+    assert space["model.wd"] == {"choices": [1e-3, 1e-2]}
+    given = ["study", "mine.yaml", "--study.space.model.momentum.high", "9e-1"]
+    alone = parsed_study(CommandLine(given[:2])).space
+    changed = parsed_study(CommandLine(given)).space
+    assert changed["model.lr"] == alone["model.lr"]
+    assert alone["model.momentum"] == {"low": 0.1, "high": 1}
+    assert changed["model.momentum"] == {"low": 0.1, "high": 0.9}
 
 
 @pytest.mark.parametrize(
