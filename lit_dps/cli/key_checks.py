@@ -17,7 +17,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from lit_dps.cli.command_line import CommandLine, Setting
+from lit_dps.cli.command_line import CONFIG_OPTIONS, CommandLine, Setting
 from lit_dps.cli.config_file import SECTION_CLASSES, split_key
 from lit_dps.cli.options import OPTIONS, option_of
 from lit_dps.core.errors import ConfigError, UserError
@@ -29,6 +29,13 @@ CLASS_SECTIONS = ("model", "data")
 # Verbs whose options are all known here. The parser checks the options of Lightning's verbs.
 CHECKED_VERBS = ("study", "advise", "masks")
 WITHOUT_MODEL = ("analyze",)  # ignores all sections but study and storage
+# What to write in place of an option that sets a key of a stored study, by key or section.
+_OTHER_GOAL = "Write lit-dps figures NAME --goal VALUE, or lit-dps study FILE --study.goals VALUES."
+HINTS_OF_STORED = {
+    "goal": _OTHER_GOAL,
+    "study.goals": _OTHER_GOAL,
+    "study.statistic": "Write --statistic NAME.",
+}
 COMMON_OPTIONS = {"config", "help", "print_config"}
 KEYS_OF_LIGHTNING = {"seed_everything"}
 # What to write for a missing class, by section.
@@ -121,11 +128,13 @@ def check_command(command: CommandLine) -> None:
     """Check the names, kinds and completeness of the keys of a command.
 
     Raises:
-        UserError: for an unknown key, an option in a file, a value of the wrong kind, and a command
-            that trains without a class of the model or the data.
+        UserError: for an unknown key, an option in a file, a value of the wrong kind, a command
+            that trains without a class of the model or the data, and an option of `analyze` that
+            the storage answers.
     """
     check_options(command)
     if command.verb in WITHOUT_MODEL:
+        check_is_stored(command)
         return
     check_kinds(command)
     if command.verb in CHECKED_VERBS:
@@ -155,6 +164,21 @@ def check_options(command: CommandLine) -> None:
                     value=value,
                     hint=f"--{name}",
                 )
+
+
+def check_is_stored(command: CommandLine) -> None:
+    """Raise ConfigError if an option sets a key that `analyze` reads from the storage.
+
+    The same key in a file is ignored, because the file may be the one that the study was run with.
+    """
+    stored = {*sections(), *KEYS_OF_LIGHTNING} - {"storage"}
+    for key, value, source in command.settings:
+        section = split_key(key)[0]
+        is_option = source.is_option and source.name not in CONFIG_OPTIONS
+        if section in stored and key != "study.name" and is_option:
+            allowed = f"omitted, because {command.verb} reads it from the storage"
+            hint = HINTS_OF_STORED.get(key, HINTS_OF_STORED.get(section))
+            raise ConfigError(key, value, allowed, hint)
 
 
 def check_names(command: CommandLine) -> None:

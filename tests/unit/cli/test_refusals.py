@@ -365,3 +365,29 @@ def test_a_step_budget_that_never_ends_is_refused():
     setup = StudyCLI(CommandLine(["study", "mine.yaml"]), StudyOptions).setup()
     with refuses("goal.max_steps", 4 * 10**12):
         check_goals(setup)
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "value", "hint"),
+    [
+        (["--goal.error", "0.3"], "goal.error", 0.3, "--goal"),
+        (["--goal.eror=0.3"], "goal.eror", 0.3, "--goal"),
+        (["--study.goals", "[0.3]"], "study.goals", [0.3], "--study.goals"),
+        (["--study.statistic", "median"], "study.statistic", "median", "--statistic"),
+        (["--study.train_past_goal", "true"], "study.train_past_goal", True, None),
+        (["--study={trials: 9}"], "study.trials", 9, None),
+        (["--model.width", "3"], "model.width", 3, None),
+        (["--seed_everything", "3"], "seed_everything", 3, None),
+    ],
+)
+def test_analyze_refuses_options_that_the_storage_answers(words, key, value, hint):
+    write({})
+    with refuses(key, value) as refused:
+        check_command(CommandLine(["analyze", "mine.yaml", *words]))
+    assert (hint in refused.value.hint) if hint else refused.value.hint is None
+
+
+def test_analyze_ignores_keys_of_files_and_takes_its_options():
+    write({"goal/eror": 0.3})
+    options = ["--study.name", "x", "--storage.folder", "there", "--statistic", "median"]
+    check_command(CommandLine(["analyze", "mine.yaml", "-c", "goal: {error: 0.3}", *options]))
