@@ -26,6 +26,7 @@ from lit_dps.study.setup import StudySetup
 from lit_dps.training import lightning_private
 from lit_dps.training.deterministic import one_thread
 from lit_dps.training.hidden_state import preserve_rng_state
+from lit_dps.training.workload import Built
 
 LENGTH = 16  # hexadecimal digits of a hash
 EXAMPLES = 64  # hashed examples of a data set, evenly spaced
@@ -105,10 +106,7 @@ def _read(setup: StudySetup, trial: Trial, with_training: bool = True) -> list[s
     ):
         built = workload.build(trial)
         data = built.data
-        trainer = Trainer(**built.trainer)
-        lightning_private.set_max_steps(trainer, setup.shown_steps or setup.goal.max_steps)
-        data.trainer = trainer
-        trainer.strategy.connect(built.module)
+        attach_trainer(setup, built)
         data.prepare_data()
         data.setup("fit")
         digest = getattr(data, "digest", None)
@@ -120,6 +118,14 @@ def _read(setup: StudySetup, trial: Trial, with_training: bool = True) -> list[s
             for loader in _each(loaders):
                 _add_loader(hasher, loader, trial.cell.batch_size)
         return hasher.hashes
+
+
+def attach_trainer(setup: StudySetup, built: Built) -> None:
+    """Give the data module of a trial a trainer that does not run, because `setup` may read it."""
+    trainer = Trainer(**built.trainer)
+    lightning_private.set_max_steps(trainer, setup.shown_steps or setup.goal.max_steps)
+    built.data.trainer = trainer
+    trainer.strategy.connect(built.module)
 
 
 def fingerprint(value: Any) -> str:

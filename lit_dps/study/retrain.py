@@ -110,8 +110,8 @@ def retrain(
     # Checkpoints of trials belong to the study.
     setup = setup.with_study(checkpoint_minutes=None)
     prepare_process()
-    data = check_configuration(setup)  # without a dry run, because the trials have run
-    set_up_data(data)
+    check_configuration(setup)
+    data = set_up_data(setup)  # without a dry run, because the trials have run
     check_unchanged(setup.storage.optuna_url, setup.study.name, setup.identity(data))
     note = _changes_since(setup, data, record, stored)
     if note:

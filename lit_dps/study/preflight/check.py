@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from lightning.pytorch import LightningDataModule
@@ -23,6 +24,7 @@ from lit_dps.storage.header import check_unchanged
 from lit_dps.storage.read import read_study
 from lit_dps.storage.samplers import make_sampler
 from lit_dps.storage.urls import check_place, check_writable
+from lit_dps.study.data_hashes import attach_trainer
 from lit_dps.study.display import print_line_at_terminal
 from lit_dps.study.preflight.dry_run import dry_run
 from lit_dps.study.preflight.keys import (
@@ -35,8 +37,10 @@ from lit_dps.study.preflight.keys import (
     notes_on_idle_axes,
 )
 from lit_dps.study.preflight.plug_ins import check_plug_ins
+from lit_dps.study.preflight.varied_trials import smallest_trials
 from lit_dps.study.setup import StudySetup
 from lit_dps.training import PruningCallback
+from lit_dps.training.hidden_state import preserve_rng_state
 from lit_dps.training.trainer_rules import check_trainer, overridden_arguments
 
 MODULE_HINT = "Put the classes and functions into a module of yours, and import it"
@@ -76,7 +80,7 @@ def check_study(setup: StudySetup) -> CheckedStudy:
     name = setup.study.name
     refuse_lost(storage, name, figures_folder(storage.folder, name))
     print_line_at_terminal(setup, "checking it with a dry run")
-    data = check_configuration(setup)
+    check_configuration(setup)
     check_place(storage.optuna_url)
     record = _stored_record(setup)
     if record is None:
@@ -89,7 +93,7 @@ def check_study(setup: StudySetup) -> CheckedStudy:
     if trials_remain:
         data, notes = check_with_dry_run(setup)
     else:
-        set_up_data(data)
+        data = set_up_data(setup)
         notes = dict.fromkeys(notes_on_idle_axes(setup), Level.WEAK)
     check_place(storage.mlflow_uri)
     # MLflow's storage may be unavailable; the study then runs without MLflow.
@@ -173,11 +177,8 @@ def _box_with(box: Box, value: Value) -> str:
     return f"a range that includes {text}"
 
 
-def check_configuration(setup: StudySetup) -> LightningDataModule:
+def check_configuration(setup: StudySetup) -> None:
     """Check keys and values of a study, and build modules at the ends of the search space.
-
-    Returns:
-        A data module of the study, not set up.
 
     Raises:
         ConfigError: naming the key, the value and what is allowed.
@@ -196,7 +197,7 @@ def check_configuration(setup: StudySetup) -> LightningDataModule:
         allowed = "1 under torchrun. Start torchrun once for each worker"
         raise ConfigError("study.workers", setup.workers, allowed)
     _check_processes(setup)
-    return _build_at_ends(setup)
+    _build_at_ends(setup)
 
 
 def _check_processes(setup: StudySetup) -> None:
@@ -246,14 +247,27 @@ def check_with_dry_run(setup: StudySetup) -> tuple[LightningDataModule, dict[str
     return data, notes_of_run
 
 
-def set_up_data(data: LightningDataModule) -> None:
-    """Set a data module up for the identity of a study, without a dry run.
+def set_up_data(setup: StudySetup) -> LightningDataModule:
+    """Return the data module of the identity of a study, set up without a dry run.
 
-    Other data than `ImageData` may need a trainer for `setup`, and have no digest.
+    Its arguments are those of the data module that `dry_run` returns. Data other than `ImageData`
+    may need a running trainer for `setup`. They are returned as far as they could be set up.
     """
-    if standard_data(data):
-        ranks.on_rank_zero(data.prepare_data)
-        data.setup("fit")
+    trial = smallest_trials(setup)[-1]
+    with setup.workload.without_side_effects() as workload:
+        built = workload.build(trial)
+        if standard_data(built.data):
+            _prepare_and_set_up(built.data)
+            return built.data
+        with preserve_rng_state(seed=trial.seed_for("order")), suppress(Exception):
+            attach_trainer(setup, built)
+            _prepare_and_set_up(built.data)
+        return built.data
+
+
+def _prepare_and_set_up(data: LightningDataModule) -> None:
+    ranks.on_rank_zero(data.prepare_data, errors=Exception)
+    data.setup("fit")
 
 
 def _check_engine(setup: StudySetup) -> None:
@@ -269,19 +283,16 @@ def _check_engine(setup: StudySetup) -> None:
         raise ConfigError("study.engine", engine, allowed)
 
 
-def _build_at_ends(setup: StudySetup) -> LightningDataModule:
+def _build_at_ends(setup: StudySetup) -> None:
     """Build module and data of each series at the ends of the search space.
 
     Classes refuse values that they do not allow.
     """
     smallest = min(setup.study.batch_sizes)
-    data = None
     for cell in setup.study.cells:
         if cell.batch_size != smallest:
             continue
         setup.trial_settings().pruning_callback(Trial(cell, 0))
         for params in extreme_points(setup.space):
-            data = setup.workload.build(Trial(cell, 0, params)).data
+            setup.workload.build(Trial(cell, 0, params))
             check_workers(setup, cell, params)
-    assert data is not None  # a grid has a cell, a search space an end
-    return data

@@ -3,6 +3,8 @@ not."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,9 +13,13 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.environment import DATA, UNKNOWN, changed_parts, is_same_data, versions_of
+from lit_dps.core.trial import Cell
 from lit_dps.data import Digits
 from lit_dps.study.data_hashes import data_hashes
+from lit_dps.study.preflight.check import check_study
+from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import Workload
+from tests.support.fake_study import result, write_study
 from tests.support.setups import setup_of
 from tests.unit.engines.test_engine import quiet  # noqa: F401
 
@@ -88,6 +94,14 @@ class Streamed(Saved):
         return DataLoader(self.train, self.batch_size)
 
 
+class Digested(Saved):
+    """Knows its digest after `setup`, where it asks its trainer."""
+
+    def setup(self, stage=None):
+        super().setup(stage)
+        self.digest = f"noise {self.noise}, {self.trainer.max_steps} steps"
+
+
 class Drawn(Saved):
     """Draws from elsewhere than the point's seed."""
 
@@ -105,15 +119,18 @@ def write(tmp_path, edit=lambda x, y: None) -> None:
     np.savez(FILE, x=x, y=y)
 
 
-def hashes(kind: str, sizes=(8, 16), grid=None) -> dict[str, list[str]]:
-    study = StudyConfig(
-        batch_sizes=list(sizes), grid=grid or {}, space={"model.lr": {"low": 0.1, "high": 1.0}}
-    )
+def study_of(kind: str, sizes=(8, 16), grid=None, space=None) -> StudySetup:
+    space = {"model.lr": {"low": 0.1, "high": 1.0}, **(space or {})}
+    study = StudyConfig(batch_sizes=list(sizes), grid=grid or {}, space=space)
     model = {"class_path": "tests.zoo.animals.models.Net", "init_args": {}}
     data = {"class_path": f"tests.unit.study.test_data_hashes.{kind}", "init_args": {}}
-    return data_hashes(
-        setup_of(study, StorageConfig(), Workload(model, data, {"accelerator": "cpu"}), {}, {}, {})
-    )
+    workload = Workload(model, data, {"accelerator": "cpu"})
+    goal = {"error": 0.05, "check_interval": 4, "max_steps": 20}
+    return setup_of(study, StorageConfig(), workload, goal)
+
+
+def hashes(kind: str, sizes=(8, 16), grid=None) -> dict[str, list[str]]:
+    return data_hashes(study_of(kind, sizes, grid))
 
 
 def one_label(x, y):
@@ -198,6 +215,27 @@ def test_our_own_data_give_their_digest():
     assert data_hashes(setup_of(study, StorageConfig(), workload, {}, {}, {})) == {
         "": [data.digest[:16]]
     }
+
+
+def test_a_finished_study_has_the_digest_of_the_dry_run(tmp_path):
+    """Its data are set up without a dry run, at the first point of the search."""
+    write(tmp_path)
+    study = study_of("Digested", space={"data.noise": {"low": 0.0, "high": 1.0}})
+    study = study.with_study(trials=1, sparsities=[0.0], batch_sizes=[8], name="fake")
+    study = replace(study, storage=StorageConfig(folder=str(tmp_path)))
+    digest = f"noise {study.sample(0)['data.noise']}, 20 steps"
+    cell = Cell(8, 0.0)
+    write_study(
+        study.storage.optuna_url,
+        {cell: [result(cell, 0, 8, params=study.sample(0))]},
+        space=study.study.space,
+        goal=study.built_goal,
+        identity={**study.identity(None), "data_digest": digest},
+        config=study.config(),
+    )
+    checked = check_study(study)
+    assert not checked.trials_remain
+    assert checked.data.digest == digest
 
 
 def test_the_folder_of_the_data_is_no_part_of_it(tmp_path):

@@ -11,7 +11,7 @@ from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.module import ImageClassifier
 from lit_dps.storage.read import read_study
-from lit_dps.study.preflight.check import check_configuration, check_study, set_up_data
+from lit_dps.study.preflight.check import check_study, set_up_data
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import Workload
 from tests.support.errors import refuses
@@ -149,8 +149,7 @@ def test_a_stored_metric_whose_name_became_a_column_is_kept_beside_it(tmp_path):
     made = setup(str(tmp_path), metrics=["examples", "point"])
     with refuses("study.metrics", "examples"):
         check_study(made)
-    data = check_configuration(made)
-    set_up_data(data)
+    data = set_up_data(made)
     cell = Cell(16, 0.5)
     curve = {
         "step": [8],
