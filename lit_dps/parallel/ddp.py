@@ -7,10 +7,13 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
 
+import numpy as np
 import torch
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
@@ -24,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from lit_dps.core.errors import ConfigError
+from lit_dps.core.trial import derive_seed
 from lit_dps.parallel import ranks
 from lit_dps.parallel.example_count import DIVISIBLE, can_be_cut, counted, cut
 
@@ -65,8 +69,8 @@ class ShardLoader:
     def __iter__(self) -> Iterator[Any]:
         self.examples_seen = 0
         self.counts = []
-        # Dropout draws differently on parts of different size. The order of the examples must not
-        # depend on it.
+        # A validation step may draw differently on parts of different size. The order of the
+        # examples must not depend on it.
         torch.set_rng_state(ranks.broadcast(torch.get_rng_state()))
         if self.shares is None:
             yield from self._evaluation_parts()
@@ -164,6 +168,9 @@ class SharedBatchDDP(DDPStrategy):
     the batch. The sum of the ranks' gradients is therefore the gradient of the mean over the batch,
     for any division of the batch.
 
+    Each rank draws its own random numbers in `training_step`, such as dropout. With manual
+    optimization all ranks draw the same numbers, because they may decide about an update.
+
     The process group must exist already (`lit_dps.parallel.launch.joined`).
 
     Attributes:
@@ -175,6 +182,8 @@ class SharedBatchDDP(DDPStrategy):
         self.share = 1.0
         self._is_independent = False
         self._shares: dict[int, float] = {}
+        self._batch_idx = 0
+        self._steps_of_batch = 0
         self._on_bucket: Callable[[GradBucket], None] | None = None
 
     def setup_distributed(self) -> None:
@@ -209,6 +218,20 @@ class SharedBatchDDP(DDPStrategy):
                 "trainer.strategy", "ddp", "omitted, because ddp needs exactly one train dataloader"
             )
         self.share = self._shares.pop(batch_idx)
+        self._batch_idx = batch_idx
+        self._steps_of_batch = 0
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._module().automatic_optimization:
+            return super().training_step(*args, **kwargs)
+        # The seed depends on the batch alone, so a resumed run draws the same numbers. An optimizer
+        # such as LBFGS calls the step several times for a batch.
+        self._steps_of_batch += 1
+        epoch = self._module().trainer.current_epoch
+        batch = f"epoch {epoch}, batch {self._batch_idx}, call {self._steps_of_batch}"
+        seed = derive_seed(torch.initial_seed(), f"rank {ranks.rank()}, {batch}")
+        with _seeded(seed, self.root_device):
+            return super().training_step(*args, **kwargs)
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
         weight = 1.0
@@ -276,6 +299,25 @@ class SharedBatchDDP(DDPStrategy):
     def _wrapped_module(self) -> DistributedDataParallel:
         assert isinstance(self.model, DistributedDataParallel)
         return self.model
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed the global generators within the block, and restore their states at its end."""
+    numpy_state = np.random.get_state()
+    python_state = random.getstate()
+    devices = [device] if device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices):
+            torch.default_generator.manual_seed(seed)
+            if devices:
+                torch.cuda.manual_seed(seed)
+            np.random.seed(seed)
+            random.seed(seed)
+            yield
+    finally:
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
 
 
 # DDP refuses a hook whose annotations are strings, as they all are in this module.

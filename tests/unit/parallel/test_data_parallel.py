@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 
 import numpy as np
 import pytest
@@ -291,6 +292,56 @@ def validated_after_dropout() -> list[float]:
 def test_a_shuffled_validation_split_is_counted_once_on_ranks():
     whole = torch.cat([batch[1] for batch in loader()]).flatten()
     assert same_on_ranks(2, validated_after_dropout) == sorted(whole.tolist())
+
+
+class Draws(Plain):
+    """Keeps what it draws in each training step, and what it draws after each step."""
+
+    def __init__(self):
+        super().__init__()
+        self.drawn, self.drawn_in_hooks = [], []
+
+    def training_step(self, batch, batch_idx):
+        self.drawn += [float(torch.rand(1)), float(np.random.rand()), random.random()]
+        return super().training_step(batch, batch_idx)
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.drawn_in_hooks += [float(torch.rand(1)), float(np.random.rand()), random.random()]
+
+
+class ManualDraws(Draws):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        self.manual_backward(super().training_step(batch, batch_idx))
+        self.optimizers().step()
+
+
+def drawn_by(make_module, seed: int = 5) -> tuple[list, list, list]:
+    """What a rank draws in two epochs: in its steps, in other hooks, and for the order."""
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+    module = make_module()
+    fit(module, loader(8, shuffle=True), max_steps=4, **trainer_arguments(QUIET))
+    return module.drawn, module.drawn_in_hooks, ranks.all_gather(module.batches)
+
+
+def test_each_rank_draws_its_own_numbers_in_a_step_and_the_same_numbers_elsewhere():
+    (first, first_hooks, order), (second, second_hooks, same_order) = on_ranks(2, drawn_by, Draws)
+    assert len(first) == len(second) == 12
+    assert len({*first, *second}) == 24
+    assert first_hooks == second_hooks and len(set(first_hooks)) == 12
+    assert order == same_order
+    assert on_ranks(2, drawn_by, Draws)[1] == (second, second_hooks, order)
+    assert not {*first, *second} & set(on_ranks(2, drawn_by, Draws, 6)[0][0])
+
+
+def test_with_manual_optimization_all_ranks_draw_the_same_numbers():
+    drawn, _, _ = same_on_ranks(2, drawn_by, ManualDraws)
+    assert len(set(drawn)) == 12
 
 
 def test_a_part_is_cut_out_of_every_tensor_of_a_batch(monkeypatch):
