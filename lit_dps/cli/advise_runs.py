@@ -19,17 +19,22 @@ from lit_dps.advice.run_columns import MLFLOW, refuse_repeated_columns, without_
 from lit_dps.advice.run_table import RunTable, has_steps, read_runs
 from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.json_output import Outcome, with_document
-from lit_dps.cli.key_checks import check_kinds, check_names, check_options
+from lit_dps.cli.key_checks import check_kinds, check_names, check_options, refuse_options
 from lit_dps.cli.options import AdviseOptions, add_options, option_of
 from lit_dps.core.errors import ConfigError, UserError
-from lit_dps.core.goal import SINGLE_CHECK, resolve_value
+from lit_dps.core.goal import SINGLE_CHECK, VALIDATION_ERROR, resolve_value
 from lit_dps.core.text import terminal_width
+from lit_dps.core.unit import STEPS
 
 SEPARATORS = (",", ";", "\t")
 # Texts of missing fields of a CSV file: those of pandas without NaN.
 MISSING = ["", "NA", "<NA>", "N/A", "n/a", "#N/A", "NULL", "null", "None"]
 # Options of the command that trains.
 ONLY_WITH_TRAINING = ("budget", "method", "bandwidth", "latency")
+# Sections and keys that this command uses.
+USED = ("goal", "storage", "study.batch_sizes", "study.name")
+# Keys of the section goal that end a trial. Runs that exist are not cut there.
+BUDGETS = ("max_steps", "max_examples", "max_seconds")
 EXAMPLE = "--columns batch_size=bs,steps=n_steps"
 
 
@@ -39,6 +44,7 @@ def main(command: CommandLine) -> Outcome:
     check_options(command)
     check_names(command)
     check_kinds(command)
+    refuse_options(command, USED, "--runs trains nothing")
     options = _parsed(command)
     table = _read(command, options)
     devices = None
@@ -97,6 +103,8 @@ def _read(command: CommandLine, options: AdviseOptions) -> RunTable:
     if has_goal and not is_of_steps:
         goal = _goal(command, list(map(str, table.columns)))
     runs = read_runs(table, source, names, goal)
+    if goal is not None:
+        runs.notes.extend(_budget_notes(command))
     if has_goal and is_of_steps:
         runs.notes.append(f"The section goal is ignored: {source} has steps to a goal.")
     return runs
@@ -142,16 +150,29 @@ def _goal(command: CommandLine, metrics: list[str]) -> CurveGoal:
     if rule not in (None, SINGLE_CHECK):
         allowed = f"{SINGLE_CHECK} or omitted, because runs that exist have no other rule"
         raise ConfigError("goal.rule", rule, allowed)
+    unit = command.value("goal.unit")
+    if unit not in (None, STEPS.name):
+        allowed = f"{STEPS.name} or omitted, because --runs answers in optimizer steps"
+        raise ConfigError("goal.unit", unit, allowed)
     error = command.value("goal.error")
     metric = command.value("goal.metric")
     at_most: Any = command.value("goal.at_most")
     at_least: Any = command.value("goal.at_least")
     if any(value is not None for value in (error, at_most, at_least)):
         resolve_value(error, at_most, at_least, metric)  # refuses two values
+    metric = metric or command.value("goal.monitor")
     if error is not None:
-        metric = command.value("goal.monitor") or "val_error"
+        metric = metric or VALIDATION_ERROR
         at_most = error
     return goal_of(metric, at_most, at_least, metrics)
+
+
+def _budget_notes(command: CommandLine) -> list[str]:
+    """Return a note if the section goal has a budget, which is not applied to the runs."""
+    keys = [f"goal.{name}" for name in BUDGETS if command.value(f"goal.{name}") is not None]
+    if not keys:
+        return []
+    return [f"Not applied: {', '.join(keys)}. Each run counts to its last validation."]
 
 
 def _read_mlflow(command: CommandLine, name: str, terms: str, names: dict[str, str]) -> RunTable:
@@ -172,6 +193,7 @@ def _read_mlflow(command: CommandLine, name: str, terms: str, names: dict[str, s
     notes = list(table.notes)
     if "steps" not in names:
         notes.append(f"The goal is {goal}.")
+    notes += _budget_notes(command)
     notes.append("B is read as the examples of an optimizer step.")
     is_timed_by_logs = "step_seconds" in table.runs and "step_seconds" not in names
     if is_timed_by_logs:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import ast
 import builtins
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from lit_dps.cli.command_line import CONFIG_OPTIONS, CommandLine, Setting
@@ -167,18 +167,34 @@ def check_options(command: CommandLine) -> None:
 
 
 def check_is_stored(command: CommandLine) -> None:
-    """Raise ConfigError if an option sets a key that `analyze` reads from the storage.
+    """Raise ConfigError if an option sets a key that `analyze` reads from the storage."""
+    reason = "analyze reads it from the storage"
+    refuse_options(command, ("storage", "study.name"), reason, HINTS_OF_STORED)
 
-    The same key in a file is ignored, because the file may be the one that the study was run with.
+
+def refuse_options(
+    command: CommandLine,
+    used: Collection[str],
+    reason: str,
+    hints: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Raise ConfigError if an option sets a key that a command does not use.
+
+    The same key in a file is ignored, because the file may be the configuration of a study.
+
+    Args:
+        command: The command.
+        used: The sections and the keys that it uses.
+        reason: Why it does not use the others, for the message.
+        hints: What to write instead, by key or section.
     """
-    stored = {*sections(), *KEYS_OF_LIGHTNING} - {"storage"}
+    known = {*sections(), *KEYS_OF_LIGHTNING}
     for key, value, source in command.settings:
         section = split_key(key)[0]
         is_option = source.is_option and source.name not in CONFIG_OPTIONS
-        if section in stored and key != "study.name" and is_option:
-            allowed = f"omitted, because {command.verb} reads it from the storage"
-            hint = HINTS_OF_STORED.get(key, HINTS_OF_STORED.get(section))
-            raise ConfigError(key, value, allowed, hint)
+        if is_option and section in known and not {section, key} & {*used}:
+            hint = hints.get(key, hints.get(section))
+            raise ConfigError(key, value, f"omitted, because {reason}", hint)
 
 
 def check_names(command: CommandLine) -> None:

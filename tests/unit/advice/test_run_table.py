@@ -131,6 +131,9 @@ def test_curves_and_studies_have_one_definition_of_a_met_goal():
     ("options", "refusal"),
     [
         (["--goal.at_most", "0.3", "--goal.rule", "stays_below"], ("goal.rule", "'stays_below'")),
+        (["--goal.at_most", "0.3", "--goal.unit", "examples"], ("goal.unit", "'examples'")),
+        (["--goal.at_most", "0.3", "--study.trials", "9"], ("study.trials", "9")),
+        (["--goal.at_most", "0.3", "--trainer.devices", "4"], ("trainer.devices", "4")),
         (["--goal.error", "0.3", "--goal.at_most", "0.2"], None),
         (["--goal.at_least", "0.3", "--goal.at_most", "0.2"], None),
     ],
@@ -158,6 +161,23 @@ def test_a_goal_beside_steps_is_not_in_the_answer(column, tmp_path, capsys):
     assert lit_dps.advise(rows, goal="val_loss <= 0.3").goal is None
     curves = pd.DataFrame(curve("a", 8, [0.5, 0.1]) + curve("b", 16, [0.1]))
     assert lit_dps.advise(curves, goal="val_loss<=0.3").goal == "val_loss <= 0.3"
+
+
+def test_the_metric_of_the_goal_is_the_one_that_a_study_monitors(tmp_path, capsys):
+    file = tmp_path / "runs.csv"
+    rows = curve("a", 8, [0.5, 0.1], err=3) + curve("b", 16, [0.5, 0.1], err=2)
+    pd.DataFrame(rows).to_csv(file, index=False)
+    words = ["advise", "--runs", str(file), "--json", "--goal.monitor", "err"]
+    for way in ("at_most", "error"):
+        main([*words, f"--goal.{way}", "2", "--goal.max_steps", "10"])
+        document = json.loads(capsys.readouterr().out)
+        assert document["goal"] == "err <= 2", way
+        bounds = {row["batch_size"]: row["bound"] for row in document["measured"]}
+        assert bounds == {8: "at least", 16: "at most"}
+        (note,) = [note for note in document["notes"] if "goal.max_steps" in note]
+        assert "goal.max_examples" not in note
+    main([*words, "--goal.at_most", "0.3", "--goal.metric", "val_loss"])
+    assert json.loads(capsys.readouterr().out)["goal"] == "val_loss <= 0.3"
 
 
 # ---- Loss curves ----
