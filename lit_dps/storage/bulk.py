@@ -1,7 +1,7 @@
 """Many reads or writes of Optuna trials at once.
 
-`add_trials` adds many trials to a study, and `add_to_trial` many values to a trial, each in one
-transaction. SQLite waits for the disk at each transaction, often 10 ms. `read_trials` reads the
+`add_trials` adds many trials to a study, `add_to_trial` many values to a trial, and
+`set_study_attrs` sets many attributes of a study, each in one transaction. SQLite waits for the disk at each transaction, often 10 ms. `read_trials` reads the
 trials of many studies in three queries.
 """
 
@@ -148,6 +148,27 @@ def add_to_trial(
         session.execute(delete(attribute).where(attribute.trial_id == trial_id, is_replaced))
         _insert(session, attribute, _attributes(with_id, "user_attrs"))
         _insert(session, models.TrialIntermediateValueModel, _intermediate_values(with_id))
+
+
+def set_study_attrs(storage: RDBStorage, study_id: int, user_attrs: Mapping[str, Any]) -> None:
+    """Set user attributes of a study in one transaction.
+
+    Args:
+        storage: The storage of the study.
+        study_id: The id of the study in the storage.
+        user_attrs: The attributes, which replace those of the same names.
+
+    Raises:
+        StorageInternalError: if the database refuses the values.
+    """
+    attribute = models.StudyUserAttributeModel
+    rows = []
+    for key, value in user_attrs.items():
+        rows.append({"study_id": study_id, "key": key, "value_json": json.dumps(value)})
+    with _create_scoped_session(storage.scoped_session) as session:
+        is_replaced = attribute.key.in_(list(user_attrs))
+        session.execute(delete(attribute).where(attribute.study_id == study_id, is_replaced))
+        _insert(session, attribute, rows)
 
 
 TrialsWithIds = Sequence[tuple[int, FrozenTrial]]  # the primary key of each row, and the trial

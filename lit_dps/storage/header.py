@@ -25,6 +25,7 @@ from lit_dps.core.search_space import ExpandedSpace, is_continuation, space_to_d
 from lit_dps.core.statistic import MINIMUM
 from lit_dps.core.trial import check_names, derive_seed
 from lit_dps.storage import schema
+from lit_dps.storage.bulk import set_study_attrs
 from lit_dps.storage.database import storage_errors, storage_name, temporary_storage
 from lit_dps.storage.locks import storage_lock
 from lit_dps.storage.ownership import refuse_foreign_cells, refuse_foreign_header
@@ -186,19 +187,20 @@ def extend(storage: RDBStorage, name: str, attrs: Mapping[str, Any]) -> dict[str
         check_extension(name, before, attrs)
         extended = _extended(before, attrs)
     else:
-        # First, so that an interrupted header is recognized as ours.
         check_extension(name, {}, attrs)
         uid = study_attributes(storage, name).get(schema.UID) or uuid.uuid4().hex
         extended: dict[str, Any] = {schema.MADE_BY: "lit_dps", schema.UID: uid}
         extended |= schema.UNMEASURED | _extended({}, attrs)
-    # Last, because a header without it is incomplete and will be written again.
-    extended.pop(schema.FORMAT_ATTR, None)
     extended[schema.FORMAT_ATTR] = schema.FORMAT
     header = optuna.create_study(study_name=name, storage=storage, load_if_exists=True)
     stored = header.user_attrs
+    changed = {}
     for key, value in extended.items():
         if key not in stored or stored[key] != value:
-            header.set_user_attr(key, value)
+            changed[key] = value
+    # In one transaction: also after a kill, the number of trials and the search space belong
+    # together. Earlier versions wrote one attribute at a time, the format last.
+    set_study_attrs(storage, header._study_id, changed)
     return extended
 
 

@@ -83,8 +83,8 @@ NOTES = "notes"
 UNREAD = "unread_data"
 
 HEADER_ATTRS = {
-    MADE_BY: Stored(str, '"lit_dps". It is written first; studies of other programs lack it.'),
-    FORMAT_ATTR: Stored(int, "`FORMAT`. It is written last; an incomplete header lacks it."),
+    MADE_BY: Stored(str, '"lit_dps". Studies of other programs lack it.'),
+    FORMAT_ATTR: Stored(int, "`FORMAT`. A header that an earlier version wrote in part lacks it."),
     UID: Stored(str, "Random id. It differs from the id of a deleted study of the same name."),
     IDENTITY: Stored(dict, "All that decides results. It must not change when a study resumes."),
     CONFIG: Stored(dict, "The entire configuration of the command that made the study."),

@@ -4,6 +4,7 @@ with and merged."""
 from __future__ import annotations
 
 import dataclasses
+import shutil
 
 import pytest
 
@@ -30,6 +31,7 @@ from lit_dps.storage.trial_queue import TrialQueue
 from lit_dps.study.expand_space import with_stored_space
 from tests.support.errors import refuses
 from tests.support.runs import trials_of
+from tests.unit.storage.test_creation_killed import killed_after
 from tests.unit.storage.test_merge import merged
 from tests.unit.study.test_grid import setup
 
@@ -218,3 +220,28 @@ def test_a_side_with_points_of_the_old_box_where_the_other_widened_it_is_refused
     with pytest.raises(StudyChanged):
         declare(urls[0], config(trials=box.end), "w", GOAL, {"a": 1}, {}, (box,))
     assert read_study(urls[0], "s").spaces == ()
+
+
+def test_a_kill_while_an_expansion_is_stored_leaves_a_study_that_resumes(tmp_path):
+    box = expand_space(SPACE, {RATE: {"high"}}, 8)
+    run(f"sqlite:///{tmp_path}/whole.db", config())
+    moment = 1
+    kept = []
+    while True:
+        file = tmp_path / f"{moment}.db"
+        shutil.copy(tmp_path / "whole.db", file)
+        url = f"sqlite:///{file}"
+        wider = config(trials=box.end)
+
+        def extend(url=url, study=wider):
+            declare(url, study, "w", GOAL, {"a": 1}, {"new": 1}, (box,))
+
+        if not killed_after(moment, extend):
+            break
+        record = read_study(url, "s")
+        kept.append((record.trials, record.spaces[1:]))
+        extend()
+        record = read_study(url, "s")
+        assert (record.trials, record.spaces[1:]) == (box.end, (box,))
+        moment += 1
+    assert kept and all(each == (8, ()) for each in kept)
