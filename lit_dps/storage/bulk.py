@@ -1,8 +1,9 @@
 """Many reads or writes of Optuna trials at once.
 
 `add_trials` adds many trials to a study, `add_to_trial` many values to a trial, and
-`set_study_attrs` sets many attributes of a study, each in one transaction. SQLite waits for the disk at each transaction, often 10 ms. `read_trials` reads the
-trials of many studies in three queries.
+`set_study_attrs` sets many attributes of a study, each in one transaction. SQLite waits for the
+disk at each transaction, often 10 ms. `read_trials` reads the trials of many studies in three
+queries.
 """
 
 from __future__ import annotations
