@@ -22,7 +22,7 @@ from lit_dps.core.config import MAX_THREADS, cores
 from lit_dps.core.errors import UserError, first_line, is_about
 from lit_dps.core.text import format_duration, number_text
 from lit_dps.core.trial import Cell, Trial
-from lit_dps.study.probe_run import RunTimes, steps_that_take, timed_run
+from lit_dps.study.probe_run import RunTimes, steps_that_take, timed_run, whole_periods
 from lit_dps.study.setup import StudySetup
 
 TRAINING_SECONDS = 1.0  # of training that are timed at each size, at most
@@ -342,6 +342,7 @@ def _time_ranks(
         begin = time.monotonic()
         trial = _trial(setup, int(local) * ranks * parts)
         steps = steps_that_take(TRAINING_SECONDS / 20, seconds[local], MIN_STEPS, MAX_STEPS)
+        steps = whole_periods(setup, trial, steps)
         result = _time_trial(setup, trial, steps, on_all_ranks=True)
         place = f"  {local:g} examples on each of {ranks} devices"
         if isinstance(result, str):

@@ -43,6 +43,7 @@ LARGEST_SIDE = 10_000  # of the authors' code
 # Relative to the sum of the eigenvalues. Rounding changes a basis by the machine epsilon over this.
 SHIFT = 1e-5
 START_ITERATIONS = 10
+REFRESH_STEPS = 10  # of the authors, and the default of our modules
 
 
 def _make_state(parameter: Tensor) -> dict[str, Tensor]:

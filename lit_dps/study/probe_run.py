@@ -30,6 +30,7 @@ from lit_dps.core.errors import UserError, is_about
 from lit_dps.core.trial import LIGHTNING, SINGLE, Status, Trial, TrialResult
 from lit_dps.engines.lightning_loop import LightningLoop, TrialFit
 from lit_dps.engines.trial_settings import TrialSettings
+from lit_dps.optim.soap import REFRESH_STEPS, SOAP
 from lit_dps.parallel.process import cpu_wait_seconds
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.workers import train_on_ranks
@@ -73,6 +74,18 @@ def steps_that_take(
     if math.isnan(step_seconds):
         return fewest
     return int(max(fewest, min(most, round(seconds / max(step_seconds, SHORTEST)))))
+
+
+def whole_periods(setup: StudySetup, trial: Trial, steps: int) -> int:
+    """Return a number of steps, rounded up to a multiple of the steps between SOAP's refreshes.
+
+    A refresh may take longer than a step. The mean time of fewer steps would often leave it out.
+    """
+    arguments = setup.workload.specs(trial)["model"].get("init_args", {})
+    if arguments.get("optimizer") != SOAP.name:
+        return steps
+    period = int(arguments.get("refresh_steps", REFRESH_STEPS))
+    return math.ceil(steps / period) * period
 
 
 def probe_run(
@@ -223,7 +236,8 @@ def timed_run(
 ) -> RunTimes:
     """Time some steps of a trial and a full validation, as the study's engine runs them.
 
-    Module and schedules see the `max_steps` of the study. Steps beyond these are not timed.
+    Module and schedules see the `max_steps` of the study. Steps beyond these are not timed. With
+    SOAP, the steps are `whole_periods`.
 
     Args:
         setup: The study.
@@ -239,7 +253,8 @@ def timed_run(
     """
     shown_steps = max(setup.built_goal.max_steps, 2)
     warm_up = min(warm_up, shown_steps - 1)
-    steps = min(steps, shown_steps - warm_up)
+    period = whole_periods(setup, trial, 1)
+    steps = min(whole_periods(setup, trial, steps), shown_steps - warm_up)
     total = warm_up + steps
     goal = replace(setup.goal, check_interval=total, max_steps=total, early_reject=False)
     # With checkpoints, the other ranks would wait for a checkpoint that this process never saves.
@@ -251,7 +266,7 @@ def timed_run(
     if engine != LIGHTNING or on_all_ranks:
         # Only Lightning's loop of one process can end at any step.
         most_seconds = None
-    timer = _StepTimer(attempt, warm_up, most_seconds)
+    timer = _StepTimer(attempt, warm_up, most_seconds, period)
     begin = time.perf_counter()
     result = engine_run(timed, attempt, on_all_ranks)
     if timer.ended_after is not None:
@@ -305,6 +320,7 @@ class _StepTimer:
         warm_up: The number of first steps that are not timed.
         most_seconds: The attempt ends after this time, or once the mean step time is known to
             `NARROW`; None times all steps.
+        period: The attempt ends early only after a multiple of these steps.
 
     Attributes:
         steps: The number of steps so far.
@@ -312,7 +328,9 @@ class _StepTimer:
         ended_after: The number of timed steps, if the attempt ended before all of them.
     """
 
-    def __init__(self, attempt: Attempt, warm_up: int, most_seconds: float | None = None):
+    def __init__(
+        self, attempt: Attempt, warm_up: int, most_seconds: float | None = None, period: int = 1
+    ):
         self.steps = 0
         self.first = Instant(0.0, 0.0)
         self.last = self.first
@@ -323,7 +341,8 @@ class _StepTimer:
         self._warm_up = warm_up
         self._all_steps = attempt.goal.max_steps
         self._most_seconds = most_seconds
-        self._block_steps = max(1, (attempt.goal.max_steps - warm_up) // BLOCKS)
+        block_steps = max(1, (attempt.goal.max_steps - warm_up) // BLOCKS)
+        self._block_steps = math.ceil(block_steps / period) * period
         self._blocks: list[float] = []
         attempt.on_validation = self.on_validation
         attempt.on_step = self.on_step

@@ -29,7 +29,7 @@ CLOCK = SimpleNamespace(seconds=0.0)  # a busy machine does not change its times
 
 class Timed(LightningModule):
     """Lets the clock go on in each training step, more with each example and at first, and by 50 ms
-    in each check."""
+    in each check. With soap, each `refresh_steps`-th step takes three times as long."""
 
     def __init__(
         self,
@@ -38,6 +38,8 @@ class Timed(LightningModule):
         example: float = 0.0,
         first: float = 0.0,
         batch_size: int = 4,
+        optimizer: str = "sgd",
+        refresh_steps: int = 10,
     ):
         super().__init__()
         self.save_hyperparameters()
@@ -46,6 +48,9 @@ class Timed(LightningModule):
     def training_step(self, batch, batch_idx):
         first = self.hparams.first if self.trainer.global_step == 0 else 0.0
         CLOCK.seconds += self.hparams.step + self.hparams.example * len(batch[0]) + first
+        is_refresh = self.trainer.global_step % self.hparams.refresh_steps == 0
+        if self.hparams.optimizer == "soap" and is_refresh:
+            CLOCK.seconds += 2 * STEP
         return nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
 
     def validation_step(self, batch, batch_idx):
@@ -193,6 +198,14 @@ def test_neither_the_goal_nor_the_first_step_counts():
     for m in measure(setup).measured.values():
         assert m.step == pytest.approx(STEP), "1 s in about 20 steps would add 50 ms to each"
         assert m.check == pytest.approx(CHECK)
+
+
+@pytest.mark.parametrize(("arguments", "period"), [({}, 10), ({"refresh_steps": 4}, 4)])
+def test_the_refreshes_of_soap_have_their_share_of_a_step(monkeypatch, arguments, period):
+    """Two to three steps are asked for, and no refresh is among them."""
+    set_seconds(monkeypatch, 0.025)
+    for times in measure(study(optimizer="soap", **arguments)).measured.values():
+        assert times.step == pytest.approx(STEP * (1 + 2 / period))
 
 
 def test_the_cost_of_an_example_is_found_and_carried_to_other_batch_sizes(monkeypatch):

@@ -310,13 +310,15 @@ def test_only_the_second_run_is_timed_if_the_first_one_needs_lightning(monkeypat
     assert (timer.first.time, timer.last.time, timer.checked.time) == (10.0, 16.0, 19.0)
 
 
-def timer_of_known_steps(monkeypatch, seconds: list[float], waited: list[float], most: float):
+def timer_of_known_steps(
+    monkeypatch, seconds: list[float], waited: list[float], most: float, period: int = 1
+):
     """A timer of 97 steps, of which 96 are timed in blocks of 6."""
     clocks = {"seconds": iter(seconds), "waited": iter(waited)}
     monkeypatch.setattr("lit_dps.study.probe_run.now", lambda device: next(clocks["seconds"]))
     monkeypatch.setattr("lit_dps.study.probe_run.cpu_wait_seconds", lambda: next(clocks["waited"]))
     attempt = Attempt(Trial(Cell(4), 0, {}), Goal(0.5, check_interval=97, max_steps=97))
-    return _StepTimer(attempt, 1, most)
+    return _StepTimer(attempt, 1, most, period)
 
 
 class TwoOptimizers(Net):
@@ -385,6 +387,15 @@ def test_a_timed_run_whose_steps_differ_ends_when_its_time_is_over(monkeypatch):
         for _ in range(97):
             timer.on_step(CPU)
     assert timer.ended_after == 42
+
+
+def test_a_timed_run_ends_after_whole_periods(monkeypatch):
+    seconds = [0.0, 6.0, 12.0, 18.0, 24.0, 30.0, 36.0]
+    timer = timer_of_known_steps(monkeypatch, seconds, [0.0] * 7, most=1e9, period=4)
+    with pytest.raises(Paused):
+        for _ in range(97):
+            timer.on_step(CPU)
+    assert timer.ended_after == 48, "six blocks of 8 steps, not of 6"
 
 
 def test_a_mean_is_narrow_by_its_standard_error():
