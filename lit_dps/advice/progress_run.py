@@ -16,6 +16,8 @@ from lit_dps.core.errors import UserError, first_line, place_in_user_code
 from lit_dps.core.progress_line import StageLine
 from lit_dps.parallel.process import prepare_process
 from lit_dps.training.hidden_state import preserve_rng_state
+from lit_dps.training.step_count import StepCount
+from lit_dps.training.training_pass import loss_of_output
 
 # Steps by which the time of a step is known roughly.
 ROUGH_STEPS = 8
@@ -160,12 +162,30 @@ class _Watch(Callback):
         self._began = time.monotonic()
         self._last = math.nan  # the end of the last step; nan after a validation
         self._shown = ""  # the metrics of the last validation
+        # A study counts batches of modules that step several optimizers. Lightning counts each.
+        self._count = StepCount()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._began = time.monotonic()
+        self._count.begin(trainer)
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        self._count.before_batch(trainer)
+
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, *_: Any
+    ) -> None:
+        self._count.begin_step()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
+    ) -> None:
         now = time.monotonic()
+        loss = loss_of_output(outputs)
+        if loss is not None:
+            self._count.add_loss(trainer, loss)
+        if batch is not None:  # Lightning does not train on it
+            self._count.after_batch(trainer)
         if not math.isnan(self._last):
             self.seconds += now - self._last
             self.counted += 1

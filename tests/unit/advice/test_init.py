@@ -9,11 +9,14 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from jsonargparse import get_loader
+from lightning import LightningDataModule, LightningModule
+from torch.utils.data import DataLoader, TensorDataset
 
 from lit_dps.advice.code_inspection import import_file, look_at
-from lit_dps.advice.progress_run import ProgressRun
+from lit_dps.advice.progress_run import ROUGH_STEPS, ProgressRun, run_progress
 from lit_dps.advice.proposed_config import (
     ProposedGoal,
     batch_sizes_around,
@@ -237,6 +240,53 @@ def test_a_number_is_read_as_a_number(value, write):
 
 
 # ---- The command ----
+
+
+class TwoOptimizers(LightningModule):
+    """Steps two optimizers in each batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+        self.first, self.second = torch.nn.Linear(4, 2), torch.nn.Linear(2, 1)
+        self.batches = 0
+
+    def training_step(self, batch, batch_idx):
+        self.batches += 1
+        self.manual_backward(self.second(self.first(batch[0])).square().mean())
+        for optimizer in self.optimizers():
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.second(self.first(batch[0])).square().mean())
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(each.parameters(), 0.1) for each in (self.first, self.second)]
+
+
+class Random(LightningDataModule):
+    def __init__(self):
+        super().__init__()
+        self.data = TensorDataset(torch.randn(64, 4))
+
+    def train_dataloader(self):
+        return DataLoader(self.data, 8)
+
+    def val_dataloader(self):
+        return DataLoader(self.data, 64)
+
+
+def test_a_step_is_a_batch_of_a_module_with_several_optimizers():
+    modules = []
+
+    def make_module() -> TwoOptimizers:
+        modules.append(TwoOptimizers())
+        return modules[-1]
+
+    run = run_progress(make_module, Random, 0.2)
+    assert modules[1].batches == ROUGH_STEPS
+    assert run.total_steps == modules[-1].batches >= run.steps[-1] > 0
 
 
 def test_the_file_is_accepted_as_it_is_and_never_overwritten(write, tmp_path, capsys):
