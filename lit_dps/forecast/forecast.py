@@ -36,6 +36,8 @@ from lit_dps.study.setup import StudySetup
 # Heads of the columns of times.
 AT_MOST = "time at most"
 EXPECTED = "time expected"
+# The largest misfit of two timed batch sizes that is not shown. It is less than times scatter.
+LARGEST_MISFIT = 0.03
 # The seconds of a run of a cell in a column of times.
 SecondsOf = Callable[[Cell, Runs, str], float]
 # Columns that are left out, in this order, until the table fits the terminal.
@@ -81,7 +83,8 @@ def _timing_remarks(setup: StudySetup, timing: Timing) -> list[str]:
     else:
         overhead, per_example = format_duration(timing.step.a), format_duration(timing.step.b)
         line = f"a step takes {overhead} + {per_example} x B"
-    if len(timing.measured) > 2:  # two always fit a line
+    # Two sizes miss the line if a step grows faster than in proportion, or if it shrinks.
+    if len(timing.measured) > 2 or timing.misfit > LARGEST_MISFIT:
         line += f", within {timing.misfit:.0%} of the timed steps"
     largest = max(timing.measured)
     if max(study.batch_sizes) > largest:
@@ -291,9 +294,9 @@ class _Remaining:
     def run_seconds(self, cell: Cell, runs: Runs, head: str) -> float:
         """Return the seconds of a run, without pruning."""
         steps, starts = _steps_and_starts(runs, head)
-        training = steps * self.timing.step.at(cell.batch_size)
+        training = steps * self.timing.step_seconds(cell.batch_size)
         training = min(training, starts * self.most_training.get(cell, math.inf))
-        validations = steps / self.check_interval * self.timing.check.at(1 / cell.batch_size)
+        validations = steps / self.check_interval * self.timing.check_seconds(cell.batch_size)
         return starts * self.timing.start + training + validations
 
     def pruning_seconds(self, cell: Cell, runs: Runs, head: str) -> float:
@@ -366,7 +369,7 @@ def study_table(
         starts[cell] = len(reached) + 1
         if goal.max_seconds is not None:
             # A run ends at the first validation after its seconds are spent.
-            most_training[cell] = goal.max_seconds + interval * timing.step.at(cell.batch_size)
+            most_training[cell] = goal.max_seconds + interval * timing.step_seconds(cell.batch_size)
     trials = {}
     for cell, runs in remaining_trials(points, with_pauses, basis, ratio).items():
         trials[cell] = dataclasses.replace(runs, starts=starts[cell])
@@ -425,8 +428,8 @@ def _rows(remaining: _Remaining) -> list[dict[str, str]]:
     for batch_size in sorted({cell.batch_size for cell in remaining.trials}):
         cells = {cell: runs for cell, runs in trials.items() if cell.batch_size == batch_size}
         row = remaining.row(str(batch_size), cells, {}, remaining.run_seconds)
-        row["one step"] = format_duration(timing.step.at(batch_size))
-        row["one validation"] = format_duration(timing.check.at(1 / batch_size))
+        row["one step"] = format_duration(timing.step_seconds(batch_size))
+        row["one validation"] = format_duration(timing.check_seconds(batch_size))
         rows.append(row)
     if remaining.has_repeats:
         rows.append(remaining.row("repeats", {}, repeats, remaining.run_seconds))

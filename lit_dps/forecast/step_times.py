@@ -71,6 +71,20 @@ class Timing:
         seconds = [times.step for size, times in self.measured.items() if size <= batch_size]
         return max(seconds, default=0.0)
 
+    def step_seconds(self, batch_size: int) -> float:
+        """Return the seconds of a step by the line, but at least `least_step`.
+
+        The line may be below the timed steps, because its parts are not negative.
+        """
+        return max(self.step.at(batch_size), self.least_step(batch_size))
+
+    def check_seconds(self, batch_size: int) -> float:
+        """Return the seconds of a validation by the line, but at least those timed at this size."""
+        seconds = self.check.at(1 / batch_size)
+        if batch_size in self.measured:
+            seconds = max(seconds, self.measured[batch_size].check)
+        return seconds
+
 
 def measure(setup: StudySetup) -> Timing:
     """Time trials of one to three batch sizes, as the study's engine runs them.

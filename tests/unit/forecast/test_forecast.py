@@ -248,6 +248,23 @@ def test_several_timed_sizes_bound_the_steps_within_max_seconds():
     assert rows["64"][1] == "144", "3 x 48 steps, the first validation after 40 steps of 0.2 s"
 
 
+def test_times_at_most_are_not_below_the_timed_ones():
+    """A line with a and b of at least 0 is between two steps that grow faster than their size."""
+    measured = {2: RunTimes(0.5, 0.01, 0.2), 64: RunTimes(0.5, 0.9, 0.3)}
+    timing = Timing(measured, 0.5, Line(0.0, 0.01), Line(0.25, 0.0))
+    rows, _ = table(timing=timing)
+    assert rows["2"][-1] == format_duration(3 * (0.5 + 160 * 0.02 + 10 * 0.25))
+    assert rows["64"][-1] == format_duration(3 * (0.5 + 160 * 0.9 + 10 * 0.3))
+
+
+@pytest.mark.parametrize(("step", "shown"), [(0.2, []), (0.22, [9])])
+def test_two_timed_sizes_that_miss_the_line_have_a_remark(monkeypatch, step, shown):
+    measured = {2: RunTimes(0.5, 0.1, 0.2), 4: RunTimes(0.5, step, 0.2)}
+    timing = dataclasses.replace(TIMING, measured=measured, step=Line(0.0, 0.05))
+    text = forecast_text(monkeypatch, timing, batch_sizes=[2, 4])
+    assert [int(share) for share in re.findall(r"(\d+)% of the timed steps", text)] == shown
+
+
 def test_smaller_batches_of_a_schedule_may_take_more_steps_within_max_seconds():
     timing = Timing({2: RunTimes(0.5, 0.1, 0.2)}, 0.5, Line(0.1, 0.0), Line(0.2, 0.0))
     goal = {**GOAL, "max_seconds": 8.0}
@@ -314,9 +331,13 @@ def test_shared_trials_count_once_in_an_expectation():
     assert runs.expected_steps == 64
 
 
-def forecast_text(monkeypatch, trainer=None, goal=None, smoothness=None, pruning=None, **study):
+TIMED = dataclasses.replace(TIMING, measured={2: RunTimes(0.5, 0.1, 0.2)})
+
+
+def forecast_text(
+    monkeypatch, timing=TIMED, trainer=None, goal=None, smoothness=None, pruning=None, **study
+):
     """The forecast of a study at B = 2, whose timing is given."""
-    timing = dataclasses.replace(TIMING, measured={2: RunTimes(0.5, 0.1, 0.2)})
     monkeypatch.setattr("lit_dps.forecast.forecast.measure", lambda setup: timing)
     study = {"batch_sizes": [2], "sparsities": [0.0], "trials": 2, "workers": 1, **study}
     workload = Workload({}, {}, trainer or {})
