@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.parser import new_parser
-from lit_dps.cli.shipped import FOLDER, find, names, summary
+from lit_dps.cli.shipped import FOLDER, find, names, summary, verb_of
 from lit_dps.core.atomic_write import check_folder
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.text import did_you_mean, for_terminal, terminal_width
@@ -59,7 +59,7 @@ def _copy(asked_names: Sequence[str], folder: Path) -> None:
         raise ConfigError("--to", str(folder), f"a folder that can be created ({error})") from error
     for file, target in zip(files, targets, strict=True):
         shutil.copyfile(file, target)
-        print(for_terminal(f"copied: {target}; lit-dps study {target} runs it"))
+        print(for_terminal(f"copied: {target}; lit-dps {verb_of(file)} {target} runs it"))
     for target, module in modules.items():
         shutil.copyfile(module, target)
         message = (

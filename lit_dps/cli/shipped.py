@@ -11,6 +11,8 @@ from lit_dps.core.text import closest_name
 FOLDER = Path(str(lit_dps.__file__)).parent / "configs"
 # The space after the first sentence of a comment; "et al." does not end a sentence.
 _SENTENCE_END = re.compile(r"(?<!al\.)(?<=[.?]) (?=[A-Z(])")
+# The command in the comment of a file.
+_COMMAND = re.compile(r"^#.*\blit-dps (\w+) --config", re.MULTILINE)
 
 
 def names() -> list[str]:
@@ -62,3 +64,9 @@ def summary(path: Path) -> str:
             break
         comment.append(line.lstrip("# "))
     return _SENTENCE_END.split(" ".join(comment))[0].rstrip(".")
+
+
+def verb_of(path: Path) -> str:
+    """Return the verb of the command in the comment of a file; "study" without one."""
+    command = _COMMAND.search(path.read_text(encoding="utf-8"))
+    return "study" if command is None else command[1]

@@ -91,6 +91,18 @@ def test_configs_are_listed_at_the_width_of_the_terminal(width, monkeypatch, cap
     assert has_full_summary == (width == 140)
 
 
+def test_a_file_is_run_by_a_verb_that_takes_it():
+    verbs = {}
+    for name in shipped.names():
+        file = shipped.FOLDER / f"{name}.yaml"
+        verbs[name] = shipped.verb_of(file)
+        if verbs[name] == "study":
+            assert yaml.safe_load(file.read_text(encoding="utf-8"))["study"]["space"], name
+    assert verbs["quickstart"] == verbs["advice/pairs-exhaustive"] == "study"
+    assert [name for name in verbs if verbs[name] == "masks"] == ["studies/masks"]
+    assert verbs["advice/pairs"] == "advise"
+
+
 def test_configs_lists_and_copies(tmp_path, monkeypatch, capsys, golden):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
@@ -110,7 +122,9 @@ def test_configs_lists_and_copies(tmp_path, monkeypatch, capsys, golden):
         assert said in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["here"]
     assert main(["configs", "text-transformer", "--to", "there"]) == 0
-    assert "there/warm_text.py" in capsys.readouterr().out
+    copied = capsys.readouterr().out
+    assert "there/warm_text.py" in copied
+    assert "lit-dps advise there/text-transformer.yaml" in copied
     assert {path.name for path in (tmp_path / "there").iterdir()} == {
         "text-transformer.yaml",
         "warm_text.py",
