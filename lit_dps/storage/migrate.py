@@ -14,7 +14,7 @@ import shutil
 import socket
 import sqlite3
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ from optuna.storages._rdb.models import (
     TrialUserAttributeModel,
 )
 from optuna.trial import TrialState
-from sqlalchemy import Select, delete, insert, select
+from sqlalchemy import delete, insert, select
 from sqlalchemy.orm import Session
 
 from lit_dps.core.atomic_write import replacing
@@ -193,8 +193,7 @@ def _refuse_other_processes(url: str) -> None:
 def _refuse_running(storage: RDBStorage, url: str, name: str, take_over: bool) -> None:
     """Raise StudyInUse if a process without a file may be running a trial of a study."""
     with Session(storage.engine) as session:
-        rows = session.scalars(_running_owners(name)).all()
-        owners = {json.loads(row.value_json) for row in rows}
+        owners = {json.loads(row.value_json) for row in _running_owners(session, name)}
     for owner in sorted(owners):
         if sqlite_file(url) is None or token_of(owner) is not None:
             # `_refuse_other_processes` has checked that these owners are dead.
@@ -213,25 +212,32 @@ def _mark_as_dead(session: Session, name: str) -> None:
 
     `_refuse_running` has checked that these processes are dead.
     """
-    for row in session.scalars(_running_owners(name)):
+    for row in _running_owners(session, name):
         owner = json.loads(row.value_json)
         if token_of(owner) is None:
             process = ":".join(owner.split(":")[:2])
             row.value_json = json.dumps(f"{_DEAD_TOKEN}@{process}")
 
 
-def _running_owners(name: str) -> Select[Any]:
-    """Return the query for the owners of the trials of a study that run."""
-    return (
+def _running_owners(session: Session, name: str) -> Sequence[Any]:
+    """Return the rows (`TrialUserAttributeModel`) of the owners of running trials of a study."""
+    rows = (
         select(TrialUserAttributeModel)
         .join(TrialModel, TrialModel.trial_id == TrialUserAttributeModel.trial_id)
-        .join(StudyModel, StudyModel.study_id == TrialModel.study_id)
         .where(
-            StudyModel.study_name.startswith(f"{name} | ", autoescape=True),
+            TrialModel.study_id.in_(_cell_ids(session, name)),
             TrialModel.state == TrialState.RUNNING,
             TrialUserAttributeModel.key == schema.OWNER,
         )
     )
+    return session.scalars(rows).all()
+
+
+def _cell_ids(session: Session, name: str) -> list[int]:
+    """Return the ids of the Optuna studies that are the cells of a study."""
+    # In Python, because LIKE of SQLite ignores case.
+    rows = session.execute(select(StudyModel.study_id, StudyModel.study_name))
+    return [study_id for study_id, cell in rows if cell.startswith(f"{name} | ")]
 
 
 def liveness_without_token(owner: str) -> Liveness:
@@ -300,10 +306,7 @@ def _convert_study(session: Session, name: str) -> int:
         # The cells of a study have the format of its header. Only the advice was older.
         return 0
     trials = 0
-    cells = select(StudyModel.study_id).where(
-        StudyModel.study_name.startswith(f"{name} | ", autoescape=True)
-    )
-    for study_id in session.scalars(cells).all():
+    for study_id in _cell_ids(session, name):
         attrs = _study_attrs(session, study_id)
         # A cell of a deleted study stays as it is; it is refused when the study resumes.
         if attrs.get(schema.UID, uid) == uid:

@@ -180,6 +180,22 @@ def test_only_the_advice_of_a_study_may_have_the_former_format(url):
     assert done.converted == {"s": 0}
 
 
+def test_names_of_studies_that_differ_in_case_are_two_names(url):
+    """Cells of the first versions have no uid, so their name alone says whose they are."""
+    for name in ("s", "S"):
+        make_study(url, name).leave()
+    before = as_text(read_study(url, "s"))
+    to_former_format(url)
+    with temporary_storage(url) as storage, Session(storage.engine) as session, session.begin():
+        attribute = StudyUserAttributeModel
+        session.execute(delete(attribute).where(attribute.key == schema.UID))
+    own_trial(url, "elsewhere:7:12", "S")
+    assert migrate(url, only="s").converted == {"s": 15}
+    done = migrate(url, take_over=True)
+    assert done.converted == {"S": 16} and done.unchanged == ["s"]
+    assert as_text(read_study(url, "s")) == before
+
+
 @pytest.mark.long
 def test_a_sqlite_file_is_copied_first(url, tmp_path):
     make_study(url).leave()
@@ -306,10 +322,10 @@ def test_a_storage_is_not_converted_while_a_process_works_on_it(any_url):
     migrate(any_url)
 
 
-def own_trial(url: str, owner: str) -> None:
+def own_trial(url: str, owner: str, name: str = "s") -> None:
     """Let a process of the first versions run the trial of the study that waits."""
     with temporary_storage(url) as storage:
-        study = optuna.load_study(study_name=schema.cell_study_name("s", CELL), storage=storage)
+        study = optuna.load_study(study_name=schema.cell_study_name(name, CELL), storage=storage)
         claimed = study.ask()
         claimed.set_user_attr(schema.POINT_ATTR, 7)
         claimed.set_user_attr(schema.OWNER, owner)
