@@ -211,7 +211,7 @@ def _read_mlflow(command: CommandLine, name: str, terms: str, names: dict[str, s
 def tracking_uri(command: CommandLine) -> str:
     """Return the tracking URI: of the configuration, else of the environment, else the default."""
     storage = command.section("storage") or {}
-    if "mlflow" not in storage and "folder" not in storage:
+    if storage.get("mlflow") is None and storage.get("folder") is None:
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         if uri:
             return uri

@@ -13,6 +13,8 @@ from lit_dps.advice.curve_goal import CurveGoal
 from lit_dps.advice.existing_runs import observe
 from lit_dps.advice.run_table import read_runs
 from lit_dps.cli import main
+from lit_dps.cli.advise_runs import tracking_uri
+from lit_dps.cli.command_line import CommandLine
 from lit_dps.core.goal import Goal
 from tests.support.errors import error_line, refusals_in, refuses
 
@@ -178,6 +180,20 @@ def test_the_metric_of_the_goal_is_the_one_that_a_study_monitors(tmp_path, capsy
         assert "goal.max_examples" not in note
     main([*words, "--goal.at_most", "0.3", "--goal.metric", "val_loss"])
     assert json.loads(capsys.readouterr().out)["goal"] == "val_loss <= 0.3"
+
+
+@pytest.mark.parametrize(
+    ("options", "uri"),
+    [
+        ([], "http://there"),
+        (["--storage.mlflow=null"], "http://there"),
+        (["--storage.folder", "m"], "sqlite:///m/mlflow.db"),
+        (["--storage.folder", "m", "--storage.mlflow", "http://here"], "http://here"),
+    ],
+)
+def test_keys_of_the_storage_precede_the_environment(options, uri, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://there")
+    assert tracking_uri(CommandLine(["advise", "--runs", "mlflow:x", *options])) == uri
 
 
 # ---- Loss curves ----
