@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +29,8 @@ from lit_dps.study.setup import StudySetup
 from lit_dps.study.workers import make_stop_check, train_on_ranks
 from lit_dps.training.average_callback import showing_average
 
+# Loops that are equal but for the order of their sums differ by less.
+ROUNDING_OF_METRIC = 1e-5
 STOPPING = f"\n{LEAVING}\n"
 
 
@@ -170,12 +173,31 @@ def _changes_since(
 def compare_with_stored(attempt: Attempt, stored: TrialResult) -> str:
     """Return a line on whether an attempt ended like the stored trial, with the reason if not."""
     if attempt.status is None:
-        return f"the study stored: {_end_of(stored)}"
+        return f"the study stored: {_end_of(stored, attempt.goal.metric)}"
     if stored.status in (Status.OUTRACED, Status.STOPPED):
-        return f"the study stopped it before: {_end_of(stored)}"
-    if (attempt.status, attempt.steps_to_result) == (stored.status, stored.steps):
+        return f"the study stopped it before: {_end_of(stored, attempt.goal.metric)}"
+    has_equal_end = (attempt.status, attempt.steps_to_result) == (stored.status, stored.steps)
+    if has_equal_end and _has_equal_last_check(attempt, stored):
         return "as the study stored it"
-    return f"warning: the study stored: {_end_of(stored)}; {_reason_of_difference(stored)}"
+    end = _end_of(stored, attempt.goal.metric)
+    return f"warning: the study stored: {end}; {_reason_of_difference(stored)}"
+
+
+def _has_equal_last_check(attempt: Attempt, stored: TrialResult) -> bool:
+    """Return True if an attempt without K has the last check of the stored trial.
+
+    Steps within a budget of seconds differ in each run. Bounds of a metric are not compared.
+    """
+    curve = attempt.curve
+    if stored.steps is not None or attempt.goal.counts_seconds or not stored.curve.get("step"):
+        return True
+    if curve["step"][-1:] != stored.curve["step"][-1:]:
+        return False
+    is_exact = all(each.get("exact", [1])[-1] for each in (curve, stored.curve))
+    if stored.status is not Status.INCOMPLETE or not is_exact:
+        return True
+    metric = attempt.goal.metric
+    return math.isclose(curve[metric][-1], stored.curve[metric][-1], rel_tol=ROUNDING_OF_METRIC)
 
 
 def _reason_of_difference(stored: TrialResult) -> str:
@@ -192,6 +214,10 @@ def _reason_of_difference(stored: TrialResult) -> str:
     return "the machine, a version or code that the study does not see differs"
 
 
-def _end_of(stored: TrialResult) -> str:
-    steps = stored.steps_run if stored.steps is None else stored.steps
-    return f"{stored.status} after {steps} steps"
+def _end_of(stored: TrialResult, metric: str) -> str:
+    if stored.steps is not None:
+        return f"{stored.status} after {stored.steps} steps"
+    text = f"{stored.status} after {stored.steps_run} steps"
+    if stored.curve.get(metric):
+        text += f", {metric} {stored.curve[metric][-1]:.6g}"
+    return text
