@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader
 
 from lit_dps.core.errors import ConfigError
 
-PASS = 64  # examples of a pass over the training split
+# Examples of a pass over the training split that are drawn independently. As many follow.
+INDEPENDENT = 1024
 
 
 class GradientNoise(LightningDataModule):
@@ -25,15 +26,22 @@ class GradientNoise(LightningDataModule):
     Args:
         batch_size: Examples of a batch.
 
+    Attributes:
+        independent_examples: How many examples of a pass are independent. Estimates of noise may
+            not use more.
+
     Raises:
         ConfigError: for a batch size below 1.
     """
+
+    independent_examples = INDEPENDENT
 
     def __init__(self, batch_size: int = 16):
         super().__init__()
         if batch_size < 1:
             raise ConfigError("data.batch_size", batch_size, "at least 1")
         self.batch_size = batch_size
+        self._signs: Tensor | None = None
 
     @property
     def _size(self) -> int:
@@ -46,12 +54,20 @@ class GradientNoise(LightningDataModule):
     def pruning_dataloader(self, batch_size: int = 100) -> DataLoader:
         """Return examples for measurements along training: random signs s, then -s.
 
-        Their mean is exactly 0 and their variance exactly 1, as in the distribution.
+        The mean of all is exactly 0 and their variance exactly 1, as in the distribution. The first
+        `independent_examples` have the noise of independent examples.
+
+        Raises:
+            ConfigError: for larger batches, which have too little noise.
         """
-        generator = torch.Generator().manual_seed(0)
-        bits = torch.randint(0, 2, (PASS // 2, self._size), generator=generator)
-        signs = bits * 2.0 - 1
-        examples: Any = torch.cat([signs, -signs])
+        if batch_size > INDEPENDENT:
+            allowed = f"at most {INDEPENDENT} for readings of {type(self).__name__}"
+            raise ConfigError("data.batch_size", batch_size, allowed)
+        if self._signs is None:
+            generator = torch.Generator().manual_seed(0)
+            bits = torch.randint(0, 2, (INDEPENDENT, self._size), generator=generator)
+            self._signs = bits * 2.0 - 1
+        examples: Any = torch.cat([self._signs, -self._signs])
         return DataLoader(examples, batch_size)
 
     def val_dataloader(self) -> DataLoader:

@@ -74,8 +74,8 @@ class NoisyQuadratic(LightningModule):
 
     def training_step(self, x: Tensor, batch_idx: int) -> Tensor:
         """Return the mean loss of examples, shape (batch, copies x dimensions)."""
-        # `GradientNoise` repeats the mean of a batch.
-        is_repeated = len(x) > 1 and x.stride(0) == 0
+        # `GradientNoise` repeats the mean of a batch. A copy in another type has no stride of 0.
+        is_repeated = len(x) > 1 and (x.stride(0) == 0 or bool((x == x[0]).all()))
         mean = x[0] if is_repeated else x.mean(0)
         if is_repeated:
             data = getattr(self.trainer, "datamodule", None)

@@ -317,6 +317,13 @@ def _highest(scores: Tensor, number: int) -> Tensor:
     return selected
 
 
+def unscored_flags(mask: Mask) -> dict[str, float]:
+    """Return the `TrialResult.flags` of elements kept by their position; {} without any."""
+    if not mask.by_place:
+        return {}
+    return {UNSCORED: mask.by_place, KEPT: mask.count().kept}
+
+
 def mask_flags(mask: Mask, pruner: Pruner, trained: int) -> dict[str, float]:
     """Return the `TrialResult.flags` of a mask; often there are none.
 
@@ -326,10 +333,7 @@ def mask_flags(mask: Mask, pruner: Pruner, trained: int) -> dict[str, float]:
         trained: Number of elements of all trained parameters.
     """
     kept, total = mask.count()
-    flags: dict[str, float] = {}
-    if mask.by_place:
-        flags[UNSCORED] = mask.by_place
-        flags[KEPT] = kept
+    flags = unscored_flags(mask)
     if not pruner.hits_count:
         flags[BY + re.sub(r"\W", "_", pruner.counts)] = 1
     if 2 * total < trained:

@@ -47,4 +47,4 @@ class Shuffle(Pruner):
         for name, keep in mask.items():
             order = torch.randperm(keep.numel(), generator=generator).to(keep.device)
             tensors[name] = keep.flatten()[order].view(keep.shape)
-        return Mask(tensors, weights=mask.weights)
+        return Mask(tensors, by_place=mask.by_place, weights=mask.weights)

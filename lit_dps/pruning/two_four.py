@@ -13,10 +13,11 @@ from lit_dps.pruning.pruner import Pruner
 class TwoFour(Pruner):
     """Keeps the 2 largest of each 4 consecutive weights along the input dimension.
 
-    In a convolution these are 4 input channels at the same place of the filter. Biases, and layers
-    whose number of inputs or input channels is not divisible by 4, are not in the mask and stay
-    dense. The sparsity is a share of the other weights; only 0.5 is possible. The mask multiplies
-    dense tensors, so that a step takes as long as a dense step, on every device.
+    In a convolution these are 4 input channels at the same place of the filter. Weights are assumed
+    to have the outputs first; in a transposed convolution the groups are along the outputs. Biases,
+    and layers whose number of inputs or input channels is not divisible by 4, are not in the mask
+    and stay dense. The sparsity is a share of the other weights; only 0.5 is possible. The mask
+    multiplies dense tensors, so that a step takes as long as a dense step, on every device.
     """
 
     passes = 0

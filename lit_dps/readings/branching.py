@@ -16,10 +16,12 @@ import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from scipy import special
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from lit_dps.core.errors import ConfigError
+from lit_dps.optim.clipping import Clipping
+from lit_dps.optim.parameter_groups import parameters_of
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import unsharded
 from lit_dps.training.adam_scaling import AdamScalingCallback, scale_groups
@@ -97,13 +99,13 @@ class Fork:
         """Lower and upper bound of the critical batch size, in examples.
 
         The upper bound is of the smallest larger factor whose excess surely exceeds the tolerance.
-        It is infinite without one.
+        It is infinite without one, and if the branch of the run's batch size has diverged.
         """
         low = self.factor
         high = math.inf
         for factor, excess, margin in self._larger():
             is_worse = not math.isfinite(excess) or excess - margin > self.tolerance
-            if factor > low and is_worse:
+            if math.isfinite(self.losses[0]) and factor > low and is_worse:
                 high = factor
                 break
         return low * self.batch_size, high * self.batch_size
@@ -337,6 +339,12 @@ class BranchCallback(Callback):
             # A schedule-free rule takes gradients at other weights.
             at_gradient_point = getattr(optimizer, "at_gradient_point", nullcontext)
             masks = masks_of(trainer, module)
+            clipping = Clipping.of(
+                {
+                    "gradient_clip_val": trainer.gradient_clip_val,
+                    "gradient_clip_algorithm": trainer.gradient_clip_algorithm,
+                }
+            )
             for i, batch in enumerate(batches, 1):
                 with at_gradient_point():
                     loss = self._pass.loss(twin, batch, i - 1)
@@ -344,7 +352,9 @@ class BranchCallback(Callback):
                         (loss / batches_per_step).backward()
                 if i % batches_per_step == 0:
                     _mask_gradients(twin, masks)
-                    _clip_gradients(trainer, twin)
+                    if clipping is not None:
+                        # Like Lightning, without parameters that the optimizer does not have.
+                        clipping.clip(parameters_of(optimizer))
                     optimizer.step()
                     optimizer.zero_grad()
                     _apply_masks(twin, masks)
@@ -406,19 +416,6 @@ def margins_of(losses: np.ndarray) -> tuple[float, ...]:
     standard_errors = differences.std(axis=0, ddof=1) / math.sqrt(repetitions)
     quantile = special.stdtrit(repetitions - 1, CONFIDENCE)
     return tuple(map(float, quantile * standard_errors))
-
-
-def _clip_gradients(trainer: Trainer, twin: LightningModule) -> None:
-    """Clip the gradients of a copy like the trainer."""
-    limit = trainer.gradient_clip_val
-    if limit is None:
-        return
-    # The algorithm is a text, or an enum that prints as "GradClipAlgorithmType.VALUE".
-    algorithm = str(trainer.gradient_clip_algorithm or "norm").rpartition(".")[2].lower()
-    if algorithm == "value":
-        nn.utils.clip_grad_value_(twin.parameters(), limit)
-    else:
-        nn.utils.clip_grad_norm_(twin.parameters(), limit)
 
 
 def _mask_gradients(twin: LightningModule, masks: dict[str, Tensor]) -> None:

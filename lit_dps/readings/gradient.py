@@ -76,6 +76,10 @@ class GradientNoise(Reading):
         self._part = part
 
     def read(self, moment: Moment) -> Mapping[str, float]:
+        independent = getattr(moment.data, "independent_examples", self._examples)
+        if self._examples > independent:
+            allowed = f"at most {independent} with {type(moment.data).__name__}"
+            raise ConfigError(f"{KEY}.gradient_noise.examples", self._examples, allowed)
         parameters = parameters_with_gradient(moment.module)
         weights = list(parameters.values())
         sums = [torch.zeros_like(weight) for weight in weights]

@@ -12,6 +12,8 @@ from scipy.optimize import minimize
 from lit_dps.data import GradientNoise
 from lit_dps.models import NoisyQuadratic
 from lit_dps.optim.delay import delay_gradients
+from lit_dps.readings import NoiseScaleCallback, ReadingsCallback
+from lit_dps.readings.gradient import GradientNoise as NoiseReading
 from lit_dps.training import DelayCallback, PruningCallback
 from tests.support.errors import refuses
 from tests.support.measured import lipschitz, terms_of
@@ -160,6 +162,50 @@ def test_what_is_measured_of_its_noise_is_exact():
         3 * float(h.square().sum()), rel=1e-5
     )
     assert terms_of(measured)["loss"] == pytest.approx(3 * float(h.sum()) / 2, rel=1e-5)
+
+
+class NoiseOfSteps(NoiseReading):
+    name = "noise_of_steps"
+    when = "step"
+    interval = 1
+
+
+def noise_of_steps(**arguments) -> ReadingsCallback:
+    path = f"{__name__}.{NoiseOfSteps.__name__}"
+    return ReadingsCallback([{"class_path": path, "init_args": arguments}])
+
+
+def test_its_noise_scale_is_that_of_independent_examples():
+    """At w = 1 the variance is sum h and |G|^2 is sum h^2, for each of 64 copies."""
+    measured = noise_of_steps()
+    fit(NoisyQuadratic(learning_rate=1e-6), GradientNoise(8), callbacks=[measured], max_steps=1)
+    h = torch.tensor(NoisyQuadraticModel(100).curvatures)
+    found = measured.columns["noise_of_steps"]
+    assert found["noise_variance"][0] == pytest.approx(64 * float(h.sum()), rel=0.03)
+    squared = 64 * float(h.square().sum())
+    assert found["noise_squared_gradient"][0] == pytest.approx(squared, rel=0.03)
+
+
+def test_estimates_of_noise_take_no_more_examples_than_are_independent():
+    with refuses("study.readings.gradient_noise.examples", 2048):
+        measured = noise_of_steps(examples=2048)
+        fit(NoisyQuadratic(6, 3), GradientNoise(8), callbacks=[measured], max_steps=1)
+    data = GradientNoise(8)
+    with refuses("data.batch_size", 1025):
+        data.pruning_dataloader(1025)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "64-true"])
+def test_a_part_of_a_batch_is_refused_in_every_precision(precision):
+    """Half a batch has the mean of the whole one, as if there were no noise."""
+    with refuses("data", "4 of 8 examples"):
+        fit(
+            NoisyQuadratic(6, 3),
+            GradientNoise(8),
+            callbacks=[NoiseScaleCallback()],
+            max_steps=2,
+            precision=precision,
+        )
 
 
 def test_there_is_nothing_to_prune():

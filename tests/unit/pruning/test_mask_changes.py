@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.trial import Cell, Trial
@@ -75,6 +76,33 @@ def test_stacked_networks_change_their_masks_as_single_ones(method):
     for ours, theirs in zip(sorted(stacked, key=lambda r: r.trial.point), alone, strict=True):
         assert ours.kept == theirs.kept
         assert ours.curve["train_loss"] == pytest.approx(theirs.curve["train_loss"], rel=1e-3)
+
+
+class DeadUnits(tiny.Plain):
+    """12 of its 16 hidden units have no gradient, and the others have one of each example."""
+
+    def __init__(self):
+        super().__init__(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3)))
+        with torch.no_grad():
+            self.network[0].bias[:4] = 5.0
+            self.network[0].bias[4:] = -50.0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"method": "snip"},
+        {"method": "shuffle", "options": {"of": "snip"}},
+        {"method": "snip_it_during", "options": {"every": 2, "rounds": 1}},
+    ],
+)
+def test_weights_that_are_kept_by_their_position_are_counted(arguments):
+    """28 scores are above 0: of 4 units with 4 inputs and 3 outputs. Half of 112 are kept."""
+    callback = PruningCallback(0.5, biases="keep", **arguments)
+    tiny.fit(DeadUnits(), callbacks=[callback], max_steps=3)
+    scored = 4 * 4 + 4 * 3
+    assert callback.flags["kept"] == 56
+    assert callback.flags["kept_with_score_0"] == 56 - scored
 
 
 def test_a_changed_mask_has_the_largest_gradients_and_no_old_momentum(monkeypatch):

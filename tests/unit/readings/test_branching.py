@@ -157,6 +157,47 @@ def test_the_critical_batch_size_is_between_what_loses_nothing_and_what_surely_l
     assert Fork.from_dict(diverged.to_dict()).critical == diverged.critical == (16, 32)
 
 
+def test_nothing_is_known_if_the_branch_of_the_run_diverges():
+    """Both larger batch sizes are not worse than a branch that diverged in one repetition."""
+    losses = np.array([[math.inf, 0.5, 0.4], [0.6, 0.5, 0.4]])
+    means = tuple(map(float, losses.mean(0)))
+    fork = Fork(0, 32, (1, 2, 4), means, margins_of(losses), 0.01)
+    assert fork.factor == 1 and fork.critical == (32, math.inf)
+
+
+class WithUntrained(Plain):
+    """Its loss has gradients of a layer that the optimizer does not have."""
+
+    def __init__(self, is_frozen: bool):
+        super().__init__()
+        self.extra = nn.Linear(4, 1).requires_grad_(not is_frozen)
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) + 3 * self.extra(batch[0]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.network.parameters(), 0.2)
+
+
+def losses_of_fork(make_module, **trainer) -> tuple[float, ...]:
+    torch.manual_seed(0)
+    callback = BranchCallback([1], (1, 2), 2, 2)
+    fit(make_module(), loader(), callbacks=[callback], max_steps=2, **trainer)
+    return callback.forks[0].losses
+
+
+def test_a_limit_of_0_clips_no_branch():
+    """Lightning does not clip at a limit of 0 either."""
+    assert losses_of_fork(Plain, gradient_clip_val=0) == losses_of_fork(Plain)
+
+
+def test_branches_clip_the_gradients_of_the_optimizers_parameters_alone():
+    frozen = losses_of_fork(lambda: WithUntrained(True), gradient_clip_val=0.1)
+    unfrozen = losses_of_fork(lambda: WithUntrained(False), gradient_clip_val=0.1)
+    assert unfrozen == frozen
+    assert frozen != losses_of_fork(lambda: WithUntrained(True))
+
+
 def test_the_cost_is_the_number_of_passes():
     """A branch trains on the window, and evaluates max(factors) batches after four stretches."""
     with_gradient = []
