@@ -20,8 +20,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lit_dps.core.errors import ConfigError
-from lit_dps.optim.clipping import Clipping
-from lit_dps.optim.parameter_groups import parameters_of
 from lit_dps.parallel import ranks
 from lit_dps.parallel.ddp import unsharded
 from lit_dps.training.adam_scaling import AdamScalingCallback, scale_groups
@@ -33,7 +31,7 @@ from lit_dps.training.branch_batches import (
 )
 from lit_dps.training.example_count import full_batch_size, record_batches
 from lit_dps.training.hidden_state import preserve_rng_state
-from lit_dps.training.optimizer_groups import is_adaptive
+from lit_dps.training.optimizer_groups import clip_gradients, is_adaptive
 from lit_dps.training.pruning_callback import masks_of
 from lit_dps.training.training_pass import TrainingPass, refuse_read_once
 
@@ -339,12 +337,6 @@ class BranchCallback(Callback):
             # A schedule-free rule takes gradients at other weights.
             at_gradient_point = getattr(optimizer, "at_gradient_point", nullcontext)
             masks = masks_of(trainer, module)
-            clipping = Clipping.of(
-                {
-                    "gradient_clip_val": trainer.gradient_clip_val,
-                    "gradient_clip_algorithm": trainer.gradient_clip_algorithm,
-                }
-            )
             for i, batch in enumerate(batches, 1):
                 with at_gradient_point():
                     loss = self._pass.loss(twin, batch, i - 1)
@@ -352,9 +344,7 @@ class BranchCallback(Callback):
                         (loss / batches_per_step).backward()
                 if i % batches_per_step == 0:
                     _mask_gradients(twin, masks)
-                    if clipping is not None:
-                        # Like Lightning, without parameters that the optimizer does not have.
-                        clipping.clip(parameters_of(optimizer))
+                    clip_gradients(trainer, optimizer)
                     optimizer.step()
                     optimizer.zero_grad()
                     _apply_masks(twin, masks)

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from lightning.pytorch import Trainer
 from torch.optim import Optimizer
 
 from lit_dps.core.optimizer_kind import OptimizerKind, kind_of_name
+from lit_dps.optim.clipping import Clipping
+from lit_dps.optim.parameter_groups import parameters_of
 from lit_dps.optim.rule import RuleOptimizer
 from lit_dps.training.optimizer_measurement import Beta, candidate_betas, measure
 
@@ -187,3 +190,15 @@ def mixed_rates_note(optimizers: Sequence[Optimizer]) -> list[str]:
         f"The rate of {plain} grows with B, the rate of {other} with sqrt(B). No rule for one "
         "learning rate fits both."
     ]
+
+
+def clip_gradients(trainer: Trainer, optimizer: Optimizer) -> None:
+    """Clip the gradients of an optimizer's parameters, like the trainer does for its own."""
+    clipping = Clipping.of(
+        {
+            "gradient_clip_val": trainer.gradient_clip_val,
+            "gradient_clip_algorithm": trainer.gradient_clip_algorithm,
+        }
+    )
+    if clipping is not None:
+        clipping.clip(parameters_of(optimizer))
