@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
@@ -29,6 +30,7 @@ from lit_dps.training.hidden_state import preserve_rng_state
 from lit_dps.training.workload import Built
 
 LENGTH = 16  # hexadecimal digits of a hash
+HASH_LENGTHS = (32, 40, 56, 64, 96, 128)  # hexadecimal digits of MD5, SHA-1 and SHA-2
 EXAMPLES = 64  # hashed examples of a data set, evenly spaced
 BATCHES = 4  # hashed batches of a stream
 MAX_BYTES = 2**28  # of a tensor; only evenly spaced rows of a larger tensor are hashed
@@ -111,13 +113,24 @@ def _read(setup: StudySetup, trial: Trial, with_training: bool = True) -> list[s
         data.setup("fit")
         digest = getattr(data, "digest", None)
         if digest is not None or type(data).__module__.startswith("lit_dps."):
-            return [str(digest)[:LENGTH]]
+            return [_short_digest(str(digest))]
         hasher = Hasher()
         parts = [data.train_dataloader()] if with_training else []
         for loaders in [*parts, data.val_dataloader()]:
             for loader in _each(loaders):
                 _add_loader(hasher, loader, trial.cell.batch_size)
         return hasher.hashes
+
+
+def _short_digest(digest: str) -> str:
+    """Return a text that identifies a digest: its first digits, or a hash of a longer text.
+
+    Texts such as "corpus-2026-11-29 v1" may begin alike.
+    """
+    is_hash = re.fullmatch("[0-9a-fA-F]*", digest) and len(digest) in HASH_LENGTHS
+    if is_hash or len(digest) <= LENGTH:
+        return digest[:LENGTH]
+    return hashlib.sha256(digest.encode()).hexdigest()[:LENGTH]
 
 
 def attach_trainer(setup: StudySetup, built: Built) -> None:

@@ -102,6 +102,15 @@ class Digested(Saved):
         self.digest = f"noise {self.noise}, {self.trainer.max_steps} steps"
 
 
+class Named(Saved):
+    """Has a text of its class as digest."""
+
+    digest = ""
+
+    def setup(self, stage=None):
+        pass
+
+
 class Drawn(Saved):
     """Draws from elsewhere than the point's seed."""
 
@@ -189,6 +198,23 @@ def test_another_text_of_the_users_digest_is_other_data():
     environments = [{DATA: {"noise=0.5": stored}}, {DATA: {"noise=0.5": now}}]
     assert changed_parts(environments[:1], environments[1], DATA) == ["noise=0.5"]
     assert len(versions_of(environments, DATA, "noise=0.5")) == 2
+
+
+@pytest.mark.parametrize(
+    ("digest", "other"),
+    [("corpus-2026-11-29 v1", "corpus-2026-11-29 v2"), ("0" * 20 + "1", "0" * 20 + "2")],
+)
+def test_texts_that_begin_alike_are_other_data(monkeypatch, digest, other):
+    monkeypatch.setattr(Named, "digest", digest)
+    stored = {DATA: hashes("Named")}
+    monkeypatch.setattr(Named, "digest", other)
+    assert changed_parts([stored], {DATA: hashes("Named")}, DATA) == [""]
+
+
+@pytest.mark.parametrize("digest", ["v1", "7", "0123456789abcdef" * 4, "0123456789ABCDEF" * 2])
+def test_digests_are_stored_as_in_earlier_versions(monkeypatch, digest):
+    monkeypatch.setattr(Named, "digest", digest)
+    assert hashes("Named") == {"": [digest[:16]]}
 
 
 def test_data_that_differ_each_time_are_unknown(tmp_path):
