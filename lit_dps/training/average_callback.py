@@ -25,7 +25,8 @@ class AverageCallback(Callback):
     """Validate the average of the weights, whose half-life is in examples.
 
     See `lit_dps.optim.weight_average`. Training, readings, checkpoint files and the network after
-    a fit have the trained weights; the average is in the state of this callback.
+    a fit have the trained weights; the average is in the state of this callback. `validate` and
+    `test` of a checkpoint with this state use its average.
     In the trainer's list it follows `PruningCallback` and precedes `GoalErrorCallback`.
 
     Args:
@@ -65,9 +66,10 @@ class AverageCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         # Lightning calls `load_state_dict` only if the checkpoint has a state.
-        if trainer.state.fn != "fit":
-            return
+        self._resumed = None
         state = checkpoint.get("callbacks", {}).get(self.state_key, {})
+        if trainer.state.fn != "fit" and (not state or not self.half_life):
+            return  # the weights of the file are evaluated
         saved = state.get("half_life", 0.0)
         if "average" in state and "half_life" not in state:
             saved = "unknown"
@@ -127,6 +129,23 @@ class AverageCallback(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.average is not None and trainer.state.fn == "fit":
             self.average.show()
+        elif trainer.state.fn != "fit":
+            self._show_average_of_checkpoint(pl_module)
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._show_average_of_checkpoint(pl_module)
+
+    def _show_average_of_checkpoint(self, module: LightningModule) -> None:
+        """Let a module have the average of the checkpoint that it was loaded from."""
+        if self._resumed is None or not self.half_life:
+            return
+        self.average = WeightAverage(module, self.half_life)
+        self.average.load(self._resumed)
+        self._resumed = None
+        self.average.show()
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._hide_average()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._hide_average()

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -298,6 +298,9 @@ class Line(LightningModule):
         if self.fails and self.global_step:
             raise KeyboardInterrupt
 
+    def test_step(self, batch, batch_idx):
+        self.validation_step(batch, batch_idx)
+
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 0.1)
 
@@ -340,6 +343,33 @@ def test_a_checkpoint_of_another_half_life_is_refused(tmp_path, saved, resumed):
     if saved:
         assert continued.average is not None and unbroken.average is not None
         assert continued.average.tensors == unbroken.average.tensors
+
+
+def evaluate(verb: str, path, callbacks) -> float:
+    """Return the error that `validate` or `test` of a checkpoint logs."""
+    module = Line()
+    data = DataLoader(TensorDataset(torch.ones(8, 1)), batch_size=8)
+    trainer = Trainer(**tiny.QUIET, callbacks=callbacks)
+    (logged,) = getattr(trainer, verb)(module, data, ckpt_path=path, verbose=False)
+    assert module.line.weight.item() == pytest.approx(0.8**4)  # not replaced for longer
+    return logged["val_error"]
+
+
+@pytest.mark.parametrize("verb", ["validate", "test"])
+def test_a_checkpoint_is_evaluated_with_its_average(tmp_path, verb):
+    path = tmp_path / "average.ckpt"
+    callback = AverageCallback(HALF_LIFE)
+    trainer = fit(Line(), [callback])
+    trainer.save_checkpoint(path)
+    average = callback.average.tensors["line.weight"].item()
+    assert trainer.callback_metrics["val_error"].item() == pytest.approx(average, rel=1e-6)
+    evaluated = evaluate(verb, path, [AverageCallback(HALF_LIFE)])
+    assert evaluated == pytest.approx(average, rel=1e-6) != pytest.approx(0.8**4, rel=0.1)
+    assert evaluate(verb, path, [AverageCallback(0.0)]) == pytest.approx(0.8**4)
+    with refuses(AVERAGE_KEY, 50.0):
+        evaluate(verb, path, [AverageCallback(50.0)])
+    fit(Line(), []).save_checkpoint(path)
+    assert evaluate(verb, path, [AverageCallback(HALF_LIFE)]) == pytest.approx(0.8**4)
 
 
 def average_on_a_rank() -> float:
