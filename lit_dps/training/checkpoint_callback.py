@@ -40,6 +40,7 @@ from lit_dps.training.hidden_state import (
     restore_attributes,
     restore_rng_state,
 )
+from lit_dps.training.stopwatch import stopwatch_of
 from lit_dps.training.trainer_rules import follows_metric
 from lit_dps.training.trainer_state import user_callbacks
 
@@ -156,6 +157,8 @@ class CheckpointCallback(Callback):
             raise
         if self._file.is_due(age):
             self._save()
+        # The next step begins with the loading of its batch, which follows.
+        stopwatch_of(self._trainer).restart_phase()
 
     @property
     def _file(self) -> CheckpointFile:

@@ -285,6 +285,12 @@ class GoalErrorCallback(Callback):
             refuse_drop_last(trainer)
         prepare_schedules(trainer, pl_module)
         self._count.begin(trainer)
+        lightning_private.before_each_fetch(trainer, lambda: self._begin_loading(trainer))
+
+    def _begin_loading(self, trainer: Trainer) -> None:
+        # A resumed run first repeats the pass over its data, which is no part of a step.
+        if self._last_batch >= 0 or not trainer.global_step:
+            self.stopwatch.switch_to("training")
 
     def _begin_early_validations(self, trainer: Trainer, module: LightningModule) -> None:
         self._early = EarlyValidation(trainer, module)

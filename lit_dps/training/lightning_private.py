@@ -178,6 +178,18 @@ def validation_loaders(trainer: Trainer) -> tuple[Any, int]:
     return loop._combined_loader, len(getattr(loop._data_fetcher, "batches", ()))
 
 
+def before_each_fetch(trainer: Trainer, call: Callable[[], None]) -> None:
+    """Call `call` before each training batch is loaded. Call this in `on_train_start`."""
+    loop: Any = trainer.fit_loop.epoch_loop
+    profile = type(loop)._on_before_fetch
+
+    def before_fetch() -> None:
+        call()
+        profile(loop)
+
+    loop._on_before_fetch = before_fetch
+
+
 def batches_trained(trainer: Trainer) -> tuple[int, int]:
     """Return the numbers of begun and completed batches of this epoch."""
     batches = trainer.fit_loop.epoch_loop.batch_progress.current

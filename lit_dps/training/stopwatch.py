@@ -36,7 +36,12 @@ class Stopwatch:
         self._checks = 0
 
     def switch_to(self, phase: Phase | None, device: torch.device | None = None) -> None:
-        """End the current phase once the device has finished, and begin another, or none."""
+        """End the current phase once the device has finished, and begin another, or none.
+
+        A phase that has already begun continues.
+        """
+        if phase == self._phase:
+            return
         time_now = now(device)
         if self._phase is not None:
             self._seconds[self._phase] += time_now - self._phase_start
@@ -50,6 +55,10 @@ class Stopwatch:
         self.switch_to(None, device)
         yield
         self.switch_to(phase, device)
+
+    def restart_phase(self) -> None:
+        """Drop the time since the current phase began."""
+        self._phase_start = now()
 
     def add_validation(self, steps: int) -> None:
         """End a validation, which follows this number of steps."""

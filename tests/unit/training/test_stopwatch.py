@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
 from torch import nn
+from torch.utils.data import default_collate
 
 from lit_dps.advice.prediction import (
     PredictionCallback,
@@ -19,17 +21,21 @@ from lit_dps.advice.prediction import (
     settings_texts,
 )
 from lit_dps.analysis.step_seconds import step_seconds
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.trial import Cell, Status, Trial
 from lit_dps.models import MLP
 from lit_dps.parallel.ddp import SharedBatchDDP
 from lit_dps.storage.advice_store import AdviceStore, list_advice
 from lit_dps.storage.schema import decode_result, encode_result
 from lit_dps.training import GoalErrorCallback
+from lit_dps.training.checkpoint_callback import CheckpointCallback
+from lit_dps.training.checkpoint_files import CheckpointFile
 from lit_dps.training.stopwatch import Stopwatch
 from lit_dps.training.trainer_rules import STUDY_TRAINER
 from lit_dps.training.workload import Workload
 from tests.support.runs import train_one
 from tests.support.texts import numbers_in
+from tests.support.tiny import Plain, fit, loader
 from tests.unit.analysis.test_answer import record
 from tests.unit.engines.test_engine import DATA, MODEL, PARAMS, quiet  # noqa: F401
 
@@ -75,6 +81,59 @@ def test_steps_and_checks_are_told_apart(lean, early):
     )
     assert found.status is Status.INCOMPLETE
     assert found.timed == {"steps": 12, "training": 12 * STEP, "checks": 3, "checking": 3 * CHECK}
+
+
+LOAD, ELSEWHERE = 7.0, 1000.0  # seconds to load a training batch, and to save
+
+
+def slow_collate(examples):
+    CLOCK.seconds += LOAD
+    return default_collate(examples)
+
+
+class SlowSaves(Callback):
+    """Takes a time after each validation, and in each checkpoint."""
+
+    def on_validation_end(self, trainer, pl_module):
+        CLOCK.seconds += ELSEWHERE
+
+    def on_save_checkpoint(self, trainer, pl_module, checkpoint):
+        CLOCK.seconds += ELSEWHERE
+
+
+def fit_with_slow_loader(interval: int, file: Path, checkpoint: Path | None = None):
+    """Fit 20 steps over epochs of 12 batches, and save after each validation."""
+    goal = GoalErrorCallback(1e-9, check_interval=interval, max_steps=20, unit="seconds")
+    attempt = Attempt(None, goal.goal)
+    goal.record_in(attempt)
+    saving = CheckpointCallback(attempt, CheckpointFile(file, {"name": "run"}, print, 0.0))
+    goal.after_check = saving.after_validation
+    train = loader(48, 4, shuffle=True, collate_fn=slow_collate)
+    fit(Plain(), train, loader(), [goal, SlowSaves(), saving], ckpt_path=checkpoint)
+    return goal
+
+
+@pytest.mark.parametrize("interval", [1, 4])
+def test_loading_is_part_of_a_step_and_saving_is_not(interval, tmp_path):
+    file = tmp_path / "run.ckpt"
+    before = CLOCK.seconds
+    goal = fit_with_slow_loader(interval, file)
+    checks = 20 // interval
+    assert CLOCK.seconds - before == 20 * LOAD + (2 * checks - 1) * ELSEWHERE
+    training = 20 * LOAD
+    expected = {"steps": 20, "training": training, "checks": checks, "checking": 0.0}
+    assert goal.stopwatch.timed == expected
+    assert goal.curve["seconds"] == [step * LOAD for step in goal.curve["step"]]
+
+
+def test_the_way_to_the_place_of_a_resumed_run_is_no_loading(tmp_path):
+    """The file is of step 16, the 4th batch of an epoch. Its next batch is loaded on that way."""
+    file = tmp_path / "run.ckpt"
+    fit_with_slow_loader(4, file)
+    before = CLOCK.seconds
+    resumed = fit_with_slow_loader(4, tmp_path / "other.ckpt", file)
+    assert CLOCK.seconds - before == 8 * LOAD + ELSEWHERE
+    assert resumed.stopwatch.timed["training"] == 3 * LOAD
 
 
 def test_measuring_smoothness_is_no_part_of_a_step():
