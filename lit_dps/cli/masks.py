@@ -60,16 +60,18 @@ def main(command: CommandLine) -> int:
 
 def _sparsities(options: MasksOptions, setup: StudySetup, command: CommandLine) -> list[float]:
     """Return the sparsities of the masks, sorted: of `--at`, else of the study, else defaults."""
+    key = "--at"
     if options.at is not None:
         sparsities = options.at
     elif command.value("study.sparsities") is not None or SPARSITY_KEY in setup.study.grid:
+        key = "study.sparsities"
         sparsities = setup.study.sparsities
     else:
         sparsities = list(SPARSITIES)
     for sparsity in sparsities:
-        check_sparsity("--at", sparsity)
+        check_sparsity(key, sparsity)
     if not any(sparsities):
-        raise ConfigError("--at", sparsities, "at least one sparsity above 0")
+        raise ConfigError(key, sparsities, "at least one sparsity above 0")
     return sorted(set(sparsities))
 
 

@@ -92,6 +92,22 @@ def test_the_sparsities_are_those_of_the_study_unless_others_are_given(
     assert made == expected
 
 
+@pytest.mark.parametrize(
+    ("arguments", "refused"),
+    [
+        (["--study.sparsities", "[0]"], ("study.sparsities", "[0.0]")),
+        (["--study.sparsities", "[1.5]"], ("study.sparsities", "1.5")),
+        (["--study.sparsities", "[0.5]", "--at", "[0]"], ("--at", "[0.0]")),
+    ],
+)
+def test_refused_sparsities_have_the_key_that_sets_them(
+    tmp_path, monkeypatch, capsys, arguments, refused
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(["masks", "--config", str(FAST), *arguments]) == 2
+    assert refusals_in(capsys.readouterr().err) == [refused]
+
+
 def test_the_shipped_configuration_has_the_sparsities_of_its_page():
     path = Path(__file__).parents[2] / "configs" / "studies" / "masks.yaml"
     assert yaml.safe_load(path.read_text())["study"]["sparsities"] == list(SPARSITIES)
