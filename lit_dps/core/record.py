@@ -300,10 +300,7 @@ class StudyRecord:
         allowed = "; ".join(map(_axis_text, axes, axes.values()))
         keys = dict(zip(map(short_name, axes), axes, strict=True))
         keys |= dict(zip(axes, axes, strict=True))
-        chosen = {}
-        for key, values in axes.items():
-            if len(values) == 1:
-                chosen[key] = values[0]
+        chosen: dict[str, Value] = {}
         # A value may have blanks: schedule=0:B/4 2.5%:B.
         for part in _BEFORE_NAME.split(text.strip(", ")):
             name, _, value_text = part.partition("=")
@@ -311,7 +308,12 @@ class StudyRecord:
             value = _parse_value(value_text, axes.get(key, ()))
             if value is None:
                 raise ConfigError("--cell", text, f"a cell of study {self.name}: {allowed}")
+            if key in chosen:
+                raise ConfigError("--cell", text, f"one value each of {allowed}")
             chosen[key] = value
+        for key, values in axes.items():
+            if len(values) == 1:
+                chosen.setdefault(key, values[0])
         if chosen.keys() != axes.keys():
             raise ConfigError("--cell", text, f"one value each of {allowed}")
         batch_size = int(chosen.pop("B"))

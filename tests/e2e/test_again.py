@@ -117,7 +117,18 @@ def test_the_stages_of_a_batch_schedule_name_a_cell():
     assert some.parse_cell(f" schedule={stages}, S=0  B=32") == last
 
 
-@pytest.mark.parametrize("text", ["B=9,S=0", "B=8", "", "b=8,S=0", "B=8,S=x,delay=0,network=MLP"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "B=9,S=0",
+        "B=8",
+        "",
+        "b=8,S=0",
+        "B=8,S=x,delay=0,network=MLP",
+        "B=8,B=32,S=0,delay=0,network=MLP",
+        "B=8,S=0,delay=0,optim.delay=4,network=MLP",
+    ],
+)
 def test_what_names_no_cell_is_refused_with_all_that_there_are(text):
     with refuses("--cell", text) as refused:
         record().parse_cell(text)
