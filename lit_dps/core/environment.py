@@ -24,8 +24,8 @@ FILE = "file "  # begins the name of a file that the model's arguments name
 OBJECT_TEXT = "text 4"
 # Byte code is of one version of Python: "text 4 of Python 3.11: ".
 _OBJECT_HASH = re.compile(r"(text \d+)(?: of (Python [\d.]+))?: ")
-# Values of the data's axes -> three hashes: of whole numbers and texts, of floats, and of the
-# processor and the versions that decide how floats are rounded.
+# Values of the data's axes and choices -> three hashes: of whole numbers and texts, of floats, and
+# of the processor and the versions that decide how floats are rounded.
 DATA = "data"
 # Results of the first steps of a script's model -> four texts: the value for people, its exact text
 # or hash, the trial, and the processor and the versions that decide how floats are rounded.

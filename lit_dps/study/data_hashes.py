@@ -23,6 +23,7 @@ from lit_dps.core.environment import UNKNOWN
 from lit_dps.core.search_space import Choices
 from lit_dps.core.trial import Cell, Trial
 from lit_dps.study.hardware import cpu_model
+from lit_dps.study.preflight.varied_trials import trials_with_each_choice
 from lit_dps.study.setup import StudySetup
 from lit_dps.training import lightning_private
 from lit_dps.training.deterministic import one_thread
@@ -44,18 +45,37 @@ def data_hashes(setup: StudySetup) -> dict[str, list[str]]:
     under the seeds of point 0 and read; if the two differ, the hashes are `UNKNOWN`.
 
     Returns:
-        Hashes by the values of the data's axes, such as "noise=0.5" ("" without such axes). See
+        Hashes by the values of the data's axes, such as "noise=0.5" ("" without such axes). The
+        other choices of the search follow, such as "noise=0.5 file=b.pt". See
         `lit_dps.core.environment.DATA`.
     """
-    study = setup.study
     hashes = {}
-    for cell in study.cells:
-        axes = tuple(pair for pair in cell.axes if pair[0].startswith("data."))
-        name = " ".join(f"{key.removeprefix('data.')}={value}" for key, value in axes)
-        if name not in hashes:
-            dense = Cell(min(study.batch_sizes), 0.0, cell.axes)
-            hashes[name] = _hashes_of(setup, Trial(dense, 0, setup.sample(0), study.seed))
+    for name, trial in _trials_by_data(setup).items():
+        hashes[name] = _hashes_of(setup, trial)
     return hashes
+
+
+def _trials_by_data(setup: StudySetup) -> dict[str, Trial]:
+    """Return trials with each value of the data's axes and choices, by these values.
+
+    Choices of the first sample are in no name, because earlier versions stored the hashes so.
+    """
+    study = setup.study
+    trials: dict[str, Trial] = {}
+    for cell in study.cells:
+        dense = Cell(min(study.batch_sizes), 0.0, cell.axes)
+        first = Trial(dense, 0, setup.sample(0), study.seed)
+        for trial in trials_with_each_choice(setup, first):
+            values = dict(cell.axes)
+            for key, value in trial.params.items():
+                if value != first.params[key]:
+                    values[key] = value
+            parts = []
+            for key, value in values.items():
+                if key.startswith("data."):
+                    parts.append(f"{key.removeprefix('data.')}={value}")
+            trials.setdefault(" ".join(parts), trial)
+    return trials
 
 
 def check_validation_data(setup: StudySetup, trial: Trial) -> list[str]:

@@ -193,6 +193,25 @@ def test_each_value_of_an_axis_of_the_data_has_its_own_hashes(tmp_path):
     assert changed_parts([{DATA: two}], {DATA: three}, DATA) == []
 
 
+def test_each_choice_of_the_data_has_its_own_hashes(tmp_path):
+    """A study of an earlier version has the hashes of the first sample alone."""
+    write(tmp_path)
+    space = {
+        "data.noise": {"choices": [0.0, 0.5]},
+        "model.width": {"choices": [8, 16]},
+    }
+    study = study_of("Saved", space=space)
+    both = data_hashes(study)
+    first = study.sample(0)["data.noise"]
+    (other,) = {0.0, 0.5} - {first}
+    assert list(both) == ["", f"noise={other}"]
+    for name, noise in (("", first), (f"noise={other}", other)):
+        assert [both[name]] == [*hashes("Saved", grid={"data.noise": [noise]}).values()]
+    changed = {**both, f"noise={other}": ["1", "2", "3"]}
+    assert changed_parts([{DATA: both}], {DATA: changed}, DATA) == [f"noise={other}"]
+    assert changed_parts([{DATA: {"": both[""]}}], {DATA: changed}, DATA) == []
+
+
 def test_another_text_of_the_users_digest_is_other_data():
     stored, now = ["v1:noise", "a", "here"], ["v2:noise", "a", "here"]
     environments = [{DATA: {"noise=0.5": stored}}, {DATA: {"noise=0.5": now}}]
