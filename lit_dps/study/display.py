@@ -208,11 +208,12 @@ class Display:
     def _k_star_text(self, cell: Cell, finished: int) -> str:
         """Return K* of a cell, or how many of its trials finished.
 
-        "<=" marks a K* that further trials may lower, or that the first validation met.
+        "<=" marks a K* that further trials may lower, or that the first validation met. Failed
+        trials run again when the study is resumed.
         """
         k_star = self.progress.k_star(cell)
         trials = self.progress.plan.trials
-        is_complete = finished >= trials
+        is_complete = finished - self.progress.failed_in(cell) >= trials
         if k_star is not None:
             is_bound = not is_complete or self.progress.is_at_first_check(cell, self.goal)
             return f"{'<=' * is_bound}{cost_text(k_star)}"

@@ -131,10 +131,12 @@ class Progress:
 
     def failed(self) -> int:
         """Return the number of trials that failed."""
-        count = 0
-        for results in self.results.values():
-            count += sum(result.status is Status.FAILED for result in results.values())
-        return count
+        return sum(self.failed_in(cell) for cell in self.results)
+
+    def failed_in(self, cell: Cell) -> int:
+        """Return the number of trials of a cell that failed."""
+        results = self.results[cell].values()
+        return sum(result.status is Status.FAILED for result in results)
 
     def repeat_counts(self) -> RepeatCounts:
         """Return the number of repeats that have finished, and that remain."""
@@ -303,7 +305,7 @@ class ProgressLog:
         self.stream.flush()
 
     def line(self) -> str:
-        """Return the text of a line: finished cells and trials, running cells, time left."""
+        """Return the text of a line: finished and failed trials, running cells, time left."""
         progress = self.progress
         trials = progress.plan.trials
         finished = progress.finished()
@@ -313,6 +315,9 @@ class ProgressLog:
         if progress.plan.repeats.count:
             repeats = progress.repeat_counts()
             parts.append(f"repeats {repeats.finished}/{sum(repeats)}")
+        failed = progress.failed()
+        if failed:
+            parts.append(f"{failed} failed")
         parts.append(f"running {progress.running_text()}")
         parts.append(f"remaining time {progress.remaining_time_text()}")
         return "  ".join(parts)

@@ -16,7 +16,7 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.parallel.process import StopRequest
 from lit_dps.study.display import LEAVING, Display, rows_of_line
-from lit_dps.study.progress import Progress, RunPlan
+from lit_dps.study.progress import Progress, ProgressLog, RunPlan
 from lit_dps.study.progress_event import ProgressEvent, ProgressReporter
 
 SIZES, GOAL = [2**i for i in range(1, 15)], Goal(0.08, 16, 4000)
@@ -143,6 +143,21 @@ def test_k_star_at_the_first_check_is_a_bound():
     shown = display(60, sizes=(8,), sparsities=(0.0,), points=1)
     shown.update(result(Cell(8, 0.0), 0, 16))
     assert "S=0  <=16" in "\n".join(lines(shown))
+
+
+def test_k_star_is_a_bound_while_failed_trials_may_lower_it():
+    """Failed trials run again when the study is resumed."""
+    shown = display(60, sizes=(8,), sparsities=(0.0,), points=3)
+    shown.update(result(Cell(8, 0.0), 0, 160))
+    for point in (1, 2):
+        shown.update(TrialResult(Trial(Cell(8, 0.0), point), Status.FAILED, None))
+    said = lines(shown)
+    assert "S=0  <=160" in "\n".join(said) and ", 2 failed" in said[1]
+    assert "  2 failed  " in ProgressLog(shown.progress).line()
+    for point in (1, 2):
+        shown.update(result(Cell(8, 0.0), point, 320))
+    assert "S=0  160" in "\n".join(lines(shown))
+    assert "failed" not in ProgressLog(shown.progress).line()
 
 
 def test_a_reporter_tells_the_best_so_far_now_and_then():
