@@ -11,8 +11,9 @@ from lightning.pytorch import LightningDataModule
 from lit_dps.analysis.summary import summarize
 from lit_dps.core.errors import ConfigError, StorageError
 from lit_dps.core.progress_line import print_wrapped
-from lit_dps.core.record import StudyRecord
+from lit_dps.core.record import StudyRecord, remaining_points
 from lit_dps.core.search_space import Box, Choices, extreme_points
+from lit_dps.core.text import counted
 from lit_dps.core.trial import STACKED, Cell, Trial, Value, text_of
 from lit_dps.engines.eligible import standard_data
 from lit_dps.parallel import ddp, ranks
@@ -101,6 +102,7 @@ def check_study(setup: StudySetup) -> CheckedStudy:
     check_unchanged(storage.optuna_url, name, setup.identity(data), setup.study, setup.spaces)
     if setup.study.best_of is not None and trials_remain:
         _check_best_of(setup)
+        notes |= _notes_on_best_of(setup)
     environments = () if record is None else record.environments
     return CheckedStudy(data, trials_remain, environments, notes)
 
@@ -140,6 +142,22 @@ def _check_best_of(setup: StudySetup) -> None:
                     f"a study whose best sample at {cell} is the sample of the stored trials",
                     hint="Choose another study.name",
                 )
+
+
+def _notes_on_best_of(setup: StudySetup) -> dict[str, Level]:
+    """Return, and print, a note if trials of the other study may still change its best samples."""
+    other = read_study(setup.storage.optuna_url, str(setup.study.best_of))
+    points = remaining_points(setup.cells, other.trials, other.results)
+    count = sum(map(len, points.values()))
+    if not count:
+        return {}
+    note = (
+        f"{counted(count, 'trial')} of study {other.name} had not finished, or had failed, when "
+        "this study took its best samples. Another sample may be the best one. Finish study "
+        f"{other.name}, then choose another study.name"
+    )
+    print_wrapped(f"note: {note}")
+    return {note: Level.WRONG}
 
 
 def _stored_record(setup: StudySetup) -> StudyRecord | None:

@@ -10,10 +10,17 @@ import pytest
 from lit_dps.core.config import StorageConfig
 from lit_dps.core.search_space import Choices, Range
 from lit_dps.core.trial import Cell
-from lit_dps.study.preflight.check import _check_ranges, _note_on_processes, _stored_record
+from lit_dps.report.notes import Level
+from lit_dps.study.preflight.check import (
+    _check_ranges,
+    _note_on_processes,
+    _stored_record,
+    check_study,
+)
 from lit_dps.training.workload import Workload
 from tests.support.errors import refuses
 from tests.support.fake_study import GOAL, result, write_study
+from tests.support.texts import numbers_in
 from tests.unit.study.test_grid import setup
 
 CELL = Cell(8)
@@ -86,6 +93,31 @@ def test_a_best_point_must_be_in_the_search_space(box, value, is_allowed):
         return
     with refuses(f"study.space.{key}", str(box)):
         _check_ranges(asked, CELL, {key: value})
+
+
+@pytest.mark.parametrize(
+    ("others", "count"),
+    [
+        ([64], 0),
+        ([], 1),
+        ([None], 1),
+    ],
+)
+def test_best_samples_of_an_unfinished_study_have_a_note(tmp_path, monkeypatch, others, count):
+    """One of two trials is complete. The other one is complete, has not run, or failed."""
+    monkeypatch.setattr("lit_dps.study.preflight.check.check_with_dry_run", lambda _: (None, {}))
+    given = setup({}, batch_sizes=[8], sparsities=[0.0], name="w", best_of="s")
+    storage = StorageConfig(folder=str(tmp_path))
+    params = {"model.learning_rate": 0.1}
+    results = [result(CELL, 0, 32, params=params)]
+    for steps in others:
+        status = "complete" if steps else "failed"
+        results.append(result(CELL, 1, steps, status, params=params))
+    space = given.study.space
+    write_study(storage.optuna_url, {CELL: results}, "s", goal=GOAL, space=space, trials=2)
+    notes = check_study(dataclasses.replace(given, storage=storage)).notes
+    assert [numbers_in(note)[0] for note in notes] == [1] * count
+    assert list(notes.values()) == [Level.WRONG] * count
 
 
 @pytest.mark.parametrize(("workers", "of_default"), [(None, True), (1, False)])
