@@ -27,6 +27,7 @@ from lit_dps.cli.config_file import (
     split_key,
     split_last,
 )
+from lit_dps.cli.options import OPTIONS
 from lit_dps.core.aliases import RENAMED_KEYS, warn_of_former_name
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.errors import ConfigError, UserError
@@ -255,7 +256,7 @@ class CommandLine:
             # An option whose value, if it takes one, is the next word.
             self.words.append(word)
             if option.startswith("--"):
-                self._set(key, option_value(text), Source(option))
+                self._set(key, _value_of_type(_type_of(self.verb, key), text), Source(option))
             return remaining
         if has_equals:
             return remaining
@@ -290,9 +291,7 @@ class CommandLine:
             self.former_keys.append(key)
             key = RENAMED_KEYS[key]
         self.words.append(f"--{key}={text}")
-        value: Any = text
-        if not _is_text(key):
-            value = option_value(text)
+        value = _value_of_type(_type_of(self.verb, key), text)
         if key in MAPPINGS and isinstance(value, Mapping):
             self._mappings[key] = dict(value)
         self._set(key, value, Source(option))
@@ -381,11 +380,27 @@ def _is_in_mapping(key: str) -> bool:
     return any(key.startswith(f"{mapping}.") for mapping in MAPPINGS)
 
 
-def _is_text(key: str) -> bool:
-    """Return True if the value of a key is a text, such as a name that looks like a number."""
+def _type_of(verb: str, key: str) -> str | None:
+    """Return the annotation of a key or of an option of a verb; None if it is unknown here."""
     section, name = split_key(key)
-    types = {each.name: each.type for each in fields(SECTION_CLASSES[section])}
-    return types.get(name) == "str"
+    cls = SECTION_CLASSES.get(section)
+    if not name:
+        cls, name = OPTIONS.get(verb), key.replace("-", "_")
+    if cls is None:
+        return None
+    return {each.name: str(each.type) for each in fields(cls)}.get(name)
+
+
+def _value_of_type(annotation: str | None, text: str) -> Any:
+    """Return the value of an option; of a text as it is written, although it looks like a number.
+
+    Args:
+        annotation: The type of the option; None if it is unknown.
+        text: What the user wrote.
+    """
+    if annotation == "str" or (annotation == "str | None" and text != "null"):
+        return text
+    return option_value(text)
 
 
 def _without_init_args(key: str) -> str:

@@ -17,6 +17,7 @@ from jsonargparse import ActionConfigFile, Namespace
 from lit_dps.cli import main
 from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.config_file import ConfigLoader, check_is_file
+from lit_dps.cli.fit import _checkpoint_option
 from lit_dps.cli.migrate import report
 from lit_dps.cli.parser import CommandParser, likely_meant
 from lit_dps.core.aliases import warn_of_former_name
@@ -299,6 +300,17 @@ def test_each_key_has_its_value_and_source(tmp_path, monkeypatch):
     assert command.source("optim.delay") is None
     assert (command.study_name, command.storage.folder) == ("mine", "mlruns")
     assert pickle.loads(pickle.dumps(command)) == command
+
+
+@pytest.mark.parametrize("text", ["2024_11_30", "010", "1e3", "yes", "[a]"])
+def test_the_text_of_an_option_is_not_read_as_a_number(text):
+    words = ["--checkpoint", text, f"--goal.metric={text}", "--storage.mlflow", text]
+    command = CommandLine(["fit", *words, "--storage.folder", text])
+    for key in ("checkpoint", "goal.metric", "storage.mlflow", "storage.folder"):
+        assert command.value(key) == text, key
+    assert _checkpoint_option(command) == Path(text)
+    command = CommandLine(["fit", "--goal.metric", "null", "--goal.at_most", "1e-3"])
+    assert (command.value("goal.metric"), command.value("goal.at_most")) == (None, 1e-3)
 
 
 def test_a_file_is_read_once(config, monkeypatch):
