@@ -38,6 +38,7 @@ from lit_dps.engines.network_run import build_trial
 from lit_dps.engines.schedule_table import reason_against_table, schedule_follows_metric
 from lit_dps.engines.stackable_loss import (
     ERROR_LENGTH,
+    MAX_DIVIDED_EXAMPLES,
     examples_of_classes,
     reason_against_stacked_loss,
 )
@@ -382,7 +383,8 @@ def _check_stack(built: Built, max_steps: int, delay: int) -> None:
     if reason is not None:
         raise NeedsLightning(f"the schedule of {name} cannot be stacked: {reason}")
     _check_stacked_update(module)
-    _refuse(reason_against_stacked_loss(module, _tried_examples(built)))
+    whole_batch = _whole_batch(built)
+    _refuse(reason_against_stacked_loss(module, _tried_examples(built), whole_batch))
     _check_rule(module, delay)
 
 
@@ -441,3 +443,11 @@ def _tried_examples(built: Built) -> tuple[Tensor, Tensor]:
     x, y = built.data.on_device("train", built.module.device)
     index = examples_of_classes(y[: built.data.training_size])
     return x[index], y[index]
+
+
+def _whole_batch(built: Built) -> tuple[Tensor, Tensor]:
+    """Return a batch of the training split, of at most `MAX_DIVIDED_EXAMPLES` examples."""
+    assert isinstance(built.data, ImageData)
+    x, y = built.data.on_device("train", built.module.device)
+    size = min(built.data.batch_size, built.data.training_size, MAX_DIVIDED_EXAMPLES)
+    return x[:size], y[:size]

@@ -30,6 +30,9 @@ from lit_dps.training.hidden_state import (
 )
 
 TRIED_EXAMPLES = 64  # of the training split, for trying a loss
+# Examples of a batch that is tried in halves. Without gradients, they fit in any memory that can
+# train a stack.
+MAX_DIVIDED_EXAMPLES = 4096
 # Relative tolerance between a loss over a batch and over its halves, or with and without vmap.
 TOLERANCE = 1e-4
 # Largest relative change of the weights of a network with other weights.
@@ -68,11 +71,20 @@ def examples_of_classes(classes: Tensor) -> Tensor:
 
 
 def reason_against_stacked_loss(
-    module: ImageClassifier, batch: tuple[Tensor, Tensor]
+    module: ImageClassifier,
+    batch: tuple[Tensor, Tensor],
+    whole_batch: tuple[Tensor, Tensor] | None = None,
 ) -> str | None:
     """Return why loss or errors of a module cannot be computed for a stack; None if they can.
 
     The module cannot be trained afterwards. It is left in evaluation mode.
+
+    Args:
+        module: The module.
+        batch: Images and classes of a few examples.
+        whole_batch: Those of as many examples as a batch of the trial has, at most
+            `MAX_DIVIDED_EXAMPLES`. A loss of the 64 largest errors shows only there that it is no
+            mean over examples.
     """
     name = type(module).__name__
     try:
@@ -80,6 +92,7 @@ def reason_against_stacked_loss(
             return (
                 reason_against_training(module, "loss", batch)
                 or _reason_against_halves(module, batch)
+                or (whole_batch and _reason_against_halves(module, whole_batch))
                 or _reason_against_errors(module, batch)
             )
     except NeedsLightning:

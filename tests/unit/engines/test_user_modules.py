@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from torch import nn
 
 from lit_dps.core.trial import Cell, Trial
+from lit_dps.module import ImageClassifier
 from lit_dps.training.workload import Workload
 from tests.support.runs import train
 from tests.unit.engines.test_engine import quiet  # noqa: F401
@@ -112,6 +114,29 @@ def test_an_error_of_nan_is_a_mistake_in_all_loops():
         ours = train(asked, used, goal, size=size)
         assert {result.engine for result in ours} == {engine}
         assert_same(ours, lightning, ("val_error",))
+
+
+class LargestLosses(ImageClassifier):
+    """Trains on the largest losses of a batch: of all examples up to 64."""
+
+    def loss(self, batch):
+        x, y = batch
+        losses = nn.functional.cross_entropy(self(x), y, reduction="none")
+        return losses.topk(min(64, len(y))).values.mean()
+
+
+@pytest.mark.parametrize(("batch_size", "engine"), [(32, "stacked"), (1000, "single")])
+def test_a_loss_that_is_no_mean_of_large_batches_is_not_divided(batch_size, engine):
+    network = {"class_path": "lit_dps.models.MLP", "init_args": {"hidden": [16]}}
+    model = {"class_path": f"{__name__}.LargestLosses", "init_args": {"network": network}}
+    used = Workload(model, {"class_path": "lit_dps.data.Digits"}, {"accelerator": "cpu"})
+    asked = []
+    for i in range(2):
+        asked.append(Trial(Cell(batch_size, 0.0), i, {"model.learning_rate": 0.05 * (1 + i)}))
+    ours = train(asked, used, ERROR_GOAL, size=2, metrics=("val_loss",))
+    reference = train(asked, used, ERROR_GOAL, metrics=("val_loss",))
+    assert {result.engine for result in ours} == {engine}
+    assert_same(ours, reference, rel=1e-4)
 
 
 def test_a_loss_with_class_weights_is_no_mean_over_examples():
