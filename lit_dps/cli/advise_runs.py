@@ -117,6 +117,8 @@ def _column_names(text: str | None) -> dict[str, str]:
         ours, equals, theirs = part.strip().partition("=")
         if text is not None and not (ours and equals and theirs):
             raise ConfigError("--columns", text, f"pairs NAME=COLUMN, such as {EXAMPLE}")
+        if ours in names:
+            raise ConfigError("--columns", text, f"one column of {ours}")
         if theirs:
             names[ours] = theirs
     return names

@@ -384,6 +384,7 @@ def test_missing_columns_and_repeated_runs_are_refused():
     [
         ["--budget", "3m"],
         ["--columns", "bs"],
+        ["--columns", "batch_size=batch_size,batch_size=steps"],
         ["--filter", "params.lr = 0"],
         ["--columns", "batch_size=none"],
         ["--devices", "a"],
