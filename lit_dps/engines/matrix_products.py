@@ -18,6 +18,8 @@ class ConvolutionsAsProducts(TorchFunctionMode):
     network, and cuDNN computes groups nearly one after another. A product of matrices is one kernel
     for all networks. It needs a copy of the input for each weight of a filter, so that it is faster
     for small batches only. Convolutions with groups or dilation are not changed.
+
+    By default, PyTorch rounds convolutions to TF32 on a GPU, and keeps float32 in matrix products.
     """
 
     def __torch_function__(
