@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from lit_dps.cli import leave_if_unguarded
-from lit_dps.cli.config_file import SECTION_CLASSES, ConfigDumper
+from lit_dps.cli.config_file import SECTION_CLASSES
 from lit_dps.core.config import StorageConfig
+from lit_dps.core.config_yaml import ConfigDumper
 from lit_dps.core.errors import ConfigError, Unguarded, UserError
 from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.identity import local_classes

@@ -11,6 +11,7 @@ import yaml
 
 from lit_dps.advice.code_inspection import UserCode
 from lit_dps.advice.progress_run import ProgressRun
+from lit_dps.core.config_yaml import ConfigLoader
 from lit_dps.core.errors import ConfigError, UserError
 from lit_dps.core.metric_names import is_rising
 from lit_dps.core.text import format_duration
@@ -208,7 +209,7 @@ def config_text(
 
 def _yaml_text(text: str) -> str:
     """Return a text as YAML in one line, in quotes where YAML would read another value."""
-    if _PLAIN_TEXT.fullmatch(text) and yaml.safe_load(text) == text:
+    if _PLAIN_TEXT.fullmatch(text) and yaml.load(text, Loader=ConfigLoader) == text:
         return text
     quoted = yaml.safe_dump(text, default_style='"', allow_unicode=True, width=math.inf)
     return quoted.rstrip("\n")

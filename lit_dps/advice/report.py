@@ -40,6 +40,7 @@ from lit_dps.analysis.observations import AT_LEAST, AT_MOST
 from lit_dps.analysis.tables import write_csv
 from lit_dps.core.atomic_write import not_written, replacing
 from lit_dps.core.batch_scaling import scaled_beta2, scaled_decay
+from lit_dps.core.config_yaml import ConfigDumper
 from lit_dps.core.errors import StorageError
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.text import for_terminal, number_text, terminal_width
@@ -376,7 +377,7 @@ def _write(
         comment = ""
         if report.scaling is not None:
             comment = f"# {report.scaling}, set by AdamScalingCallback\n"
-        texts["fit.yaml"] = comment + yaml.safe_dump(config, sort_keys=False)
+        texts["fit.yaml"] = comment + yaml.dump(config, Dumper=ConfigDumper, sort_keys=False)
     files = []
     for name, content in texts.items():
         with replacing(folder / name) as temporary:

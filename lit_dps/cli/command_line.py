@@ -16,9 +16,7 @@ import yaml
 
 from lit_dps.cli.config_file import (
     SECTION_CLASSES,
-    ConfigDumper,
     ConfigFile,
-    ConfigLoader,
     Source,
     check_is_file,
     is_file,
@@ -30,6 +28,7 @@ from lit_dps.cli.config_file import (
 from lit_dps.cli.options import OPTIONS
 from lit_dps.core.aliases import RENAMED_KEYS, warn_of_former_name
 from lit_dps.core.config import StorageConfig, StudyConfig
+from lit_dps.core.config_yaml import ConfigDumper, ConfigLoader
 from lit_dps.core.errors import ConfigError, UserError
 from lit_dps.core.text import closest_name
 

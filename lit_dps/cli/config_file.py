@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ import yaml
 from lit_dps.cli.shipped import how_to_get
 from lit_dps.core.aliases import RENAMED_KEYS
 from lit_dps.core.config import StorageConfig, StudyConfig
+from lit_dps.core.config_yaml import ConfigDumper, ConfigLoader
 from lit_dps.core.errors import UserError
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.text import shorten
@@ -37,41 +37,8 @@ SECTION_CLASSES: dict[str, type] = {
 
 
 MERGE = "<<"  # the key of YAML that adds the keys of an anchor
-FLOAT_TAG = "tag:yaml.org,2002:float"
 NULL_TAG = "tag:yaml.org,2002:null"
 TEXT_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
-
-
-class ConfigLoader(yaml.SafeLoader):
-    """PyYAML's loader with the numbers of jsonargparse: 1e-3 is a number, and a date is text.
-
-    Otherwise a value that this package reads and sends to the parser would change its type.
-    """
-
-
-_JSONARGPARSE_FLOAT = re.compile(
-    r"""^(?:
-    [-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?
-    |[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+
-    |\.[0-9_]+(?:[eE][-+][0-9]+)?
-    |[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+\.[0-9_]*
-    |[-+]?\.(?:inf|Inf|INF)
-    |\.(?:nan|NaN|NAN)
-    )$""",
-    re.VERBOSE,
-)
-_OTHER_TAGS = (FLOAT_TAG, "tag:yaml.org,2002:timestamp")
-ConfigLoader.yaml_implicit_resolvers = {
-    first: [resolver for resolver in resolvers if resolver[0] not in _OTHER_TAGS]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-ConfigLoader.add_implicit_resolver(FLOAT_TAG, _JSONARGPARSE_FLOAT, list("-+0123456789."))
-
-
-class ConfigDumper(yaml.SafeDumper):
-    """PyYAML's dumper for `ConfigLoader` and jsonargparse: it quotes the text '1e-3'."""
-
-    yaml_implicit_resolvers = ConfigLoader.yaml_implicit_resolvers
 
 
 class Source(NamedTuple):

@@ -15,13 +15,13 @@ from pathlib import Path
 import yaml
 
 from lit_dps.cli.command_line import CommandLine
-from lit_dps.cli.config_file import ConfigDumper
 from lit_dps.cli.json_output import Outcome, with_document
 from lit_dps.cli.options import RetrainOptions, add_options, take_options
 from lit_dps.cli.parser import new_parser
 from lit_dps.cli.study import read_setup
 from lit_dps.core.attempt import Attempt
 from lit_dps.core.config import StorageConfig
+from lit_dps.core.config_yaml import ConfigDumper
 from lit_dps.core.errors import UserError
 from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.record import StudyRecord

@@ -102,8 +102,9 @@ class StudyConfig:
             and slower. "auto" is "stacked" on a GPU and "single" elsewhere. If a trial does not
             support a loop, it uses the next slower loop, and stores why. "fused" is the former name
             of "stacked".
-        workers: Processes that train at the same time. The default is one for each CPU core, or one
-            on a GPU and for classes of a script or notebook.
+        workers: Processes that train at the same time. The default is the number of CPU cores
+            divided by `threads` and the ranks of a trial, or one on a GPU and for classes of a
+            script or notebook.
         threads: CPU threads of each worker. Results may differ in the last digit with another
             number.
         slots: Networks in a stack. The default is the number that fits into memory, or 16 on a CPU.

@@ -25,6 +25,7 @@ from mlflow.entities import Run
 
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.config import StorageConfig
+from lit_dps.core.config_yaml import ConfigDumper
 from lit_dps.core.errors import StorageError
 from lit_dps.core.progress_line import ProgressLine
 from lit_dps.core.record import StudyRecord
@@ -264,7 +265,7 @@ class MlflowSync:
             study_metrics(study),
             study_params(record),
             files,
-            {"config.yaml": yaml.safe_dump(record.config, sort_keys=False)},
+            {"config.yaml": yaml.dump(record.config, Dumper=ConfigDumper, sort_keys=False)},
             finished=is_finished(study),
             tags={SPACE_TAG: space_text(record)[:MAX_TAG_CHARACTERS]},
             families=LAW_FAMILIES,

@@ -18,6 +18,7 @@ from lit_dps import __version__
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.tables import Row, columns_of, records, three_digits, value_text
 from lit_dps.core.config import folder_name
+from lit_dps.core.config_yaml import ConfigDumper
 from lit_dps.core.environment import KEY, SINCE
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.search_space import Box
@@ -74,7 +75,7 @@ def page(study: Analysis, pictures: Iterable[Picture] = ()) -> str:
     ]
     for other in study.at_each_goal[1:]:
         parts.append(folded(f"At {other.record.goal}", preformatted(render(other))))
-    configuration = yaml.safe_dump(study.record.config, sort_keys=False)
+    configuration = yaml.dump(study.record.config, Dumper=ConfigDumper, sort_keys=False)
     parts += [
         folded("All trials", _trials(study), is_printed=False),
         folded("How the page was made", definitions(_origin(study))),

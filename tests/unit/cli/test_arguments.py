@@ -16,7 +16,8 @@ from jsonargparse import ActionConfigFile, Namespace
 
 from lit_dps.cli import main
 from lit_dps.cli.command_line import CommandLine
-from lit_dps.cli.config_file import ConfigLoader, check_is_file
+from lit_dps.cli.config_file import check_is_file
+from lit_dps.core.config_yaml import ConfigLoader
 from lit_dps.cli.fit import _checkpoint_option
 from lit_dps.cli.migrate import report
 from lit_dps.cli.parser import CommandParser, likely_meant
