@@ -17,12 +17,12 @@ from jsonargparse import ActionConfigFile, Namespace
 from lit_dps.cli import main
 from lit_dps.cli.command_line import CommandLine
 from lit_dps.cli.config_file import check_is_file
-from lit_dps.core.config_yaml import ConfigLoader
 from lit_dps.cli.fit import _checkpoint_option
 from lit_dps.cli.migrate import report
 from lit_dps.cli.parser import CommandParser, likely_meant
 from lit_dps.core.aliases import warn_of_former_name
 from lit_dps.core.config import StudyConfig
+from lit_dps.core.config_yaml import ConfigLoader
 from lit_dps.core.errors import UserError
 from lit_dps.storage.migrate import Migration
 from tests.e2e.commands import FAST
