@@ -220,6 +220,8 @@ def describe_forks(forks: Sequence[Fork]) -> list[str]:
 
 def describe_fork(fork: Fork) -> str:
     """Return up to which batch size a fork shows that nothing is lost, with its losses."""
+    if fork.has_no_rate:
+        return f"{sentence_of_fork(fork)}, because the learning rate is 0 there"
     losses = []
     for i, factor in enumerate(fork.factors):
         text = f"{factor * fork.batch_size}: {number_text(fork.losses[i], 4)}"

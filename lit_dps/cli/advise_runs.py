@@ -195,7 +195,7 @@ def _read_mlflow(command: CommandLine, name: str, terms: str, names: dict[str, s
     notes = list(table.notes)
     if "steps" not in names:
         notes.append(f"The goal is {goal}.")
-    notes += _budget_notes(command)
+        notes += _budget_notes(command)
     notes.append("B is read as the examples of an optimizer step.")
     is_timed_by_logs = "step_seconds" in table.runs and "step_seconds" not in names
     if is_timed_by_logs:

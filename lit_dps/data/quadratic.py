@@ -55,20 +55,15 @@ class GradientNoise(LightningDataModule):
         """Return examples for measurements along training: random signs s, then -s.
 
         The mean of all is exactly 0 and their variance exactly 1, as in the distribution. The first
-        `independent_examples` have the noise of independent examples.
-
-        Raises:
-            ConfigError: for larger batches, which have too little noise.
+        `independent_examples` have the noise of independent examples. Larger batches would have too
+        little noise, so this is the largest size of a batch.
         """
-        if batch_size > INDEPENDENT:
-            allowed = f"at most {INDEPENDENT} for readings of {type(self).__name__}"
-            raise ConfigError("data.batch_size", batch_size, allowed)
         if self._signs is None:
             generator = torch.Generator().manual_seed(0)
             bits = torch.randint(0, 2, (INDEPENDENT, self._size), generator=generator)
             self._signs = bits * 2.0 - 1
         examples: Any = torch.cat([self._signs, -self._signs])
-        return DataLoader(examples, batch_size)
+        return DataLoader(examples, min(batch_size, INDEPENDENT))
 
     def val_dataloader(self) -> DataLoader:
         """Return one example, because the validation loss does not depend on examples."""

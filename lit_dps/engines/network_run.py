@@ -38,7 +38,7 @@ from lit_dps.optim.weight_average import WeightAverage
 from lit_dps.pruning import Mask, Network, mask_flags, prunable, prune, pruner_of
 from lit_dps.pruning.mask import multiply
 from lit_dps.pruning.mask_changes import MaskChanges, density_flags
-from lit_dps.pruning.pruner import Scores, unscored_flags
+from lit_dps.pruning.pruner import Scores, set_unscored_flags
 from lit_dps.pruning.start import initialize_pruned
 from lit_dps.readings.attempt_readings import AttemptReadings
 from lit_dps.training import lightning_private
@@ -322,7 +322,8 @@ class NetworkRun(ReadableRun):
         assert self.changes is not None and self.mask is not None
         density = density_flags(self.attempt.flags, step, self.mask)
         self.mask = self.changes.next_mask(step, self.mask, weights, gradients)
-        self.attempt.flags = {**self.attempt.flags, **density, **unscored_flags(self.mask)}
+        self.attempt.flags = {**self.attempt.flags, **density}
+        set_unscored_flags(self.attempt.flags, self.mask)
         self.attempt.kept = self.mask.kept()
 
     def masked_parameters(self) -> list[tuple[Tensor, Tensor]]:

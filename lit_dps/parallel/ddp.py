@@ -169,7 +169,7 @@ class SharedBatchDDP(DDPStrategy):
     for any division of the batch.
 
     Each rank draws its own random numbers in `training_step`, such as dropout. With manual
-    optimization all ranks draw the same numbers, because they may decide about an update.
+    optimization all ranks draw the same numbers, because a module may draw whether it updates.
 
     The process group must exist already (`lit_dps.parallel.launch.joined`).
 

@@ -317,11 +317,13 @@ def _highest(scores: Tensor, number: int) -> Tensor:
     return selected
 
 
-def unscored_flags(mask: Mask) -> dict[str, float]:
-    """Return the `TrialResult.flags` of elements kept by their position; {} without any."""
-    if not mask.by_place:
-        return {}
-    return {UNSCORED: mask.by_place, KEPT: mask.count().kept}
+def set_unscored_flags(flags: dict[str, float], mask: Mask) -> None:
+    """Set the `TrialResult.flags` of elements that a mask keeps by their position, if any."""
+    for name in (UNSCORED, KEPT):
+        flags.pop(name, None)
+    if mask.by_place:
+        flags[UNSCORED] = mask.by_place
+        flags[KEPT] = mask.count().kept
 
 
 def mask_flags(mask: Mask, pruner: Pruner, trained: int) -> dict[str, float]:
@@ -333,7 +335,8 @@ def mask_flags(mask: Mask, pruner: Pruner, trained: int) -> dict[str, float]:
         trained: Number of elements of all trained parameters.
     """
     kept, total = mask.count()
-    flags = unscored_flags(mask)
+    flags: dict[str, float] = {}
+    set_unscored_flags(flags, mask)
     if not pruner.hits_count:
         flags[BY + re.sub(r"\W", "_", pruner.counts)] = 1
     if 2 * total < trained:

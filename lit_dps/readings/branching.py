@@ -18,6 +18,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from scipy import special
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from lit_dps.core.errors import ConfigError
 from lit_dps.parallel import ranks
@@ -33,6 +34,7 @@ from lit_dps.training.example_count import full_batch_size, record_batches
 from lit_dps.training.hidden_state import preserve_rng_state
 from lit_dps.training.optimizer_groups import clip_gradients, is_adaptive
 from lit_dps.training.pruning_callback import masks_of
+from lit_dps.training.stopwatch import stopwatch_of
 from lit_dps.training.training_pass import TrainingPass, refuse_read_once
 
 # Of the exponential mean of the loss, as in the paper. It is over the last stretches of the window,
@@ -54,7 +56,8 @@ class Fork:
         step: Optimizer step at which the branches begin.
         batch_size: B, the batch size of the run.
         factors: The branches' batch sizes over B, ascending from 1.
-        losses: Smoothed training loss at the end of each branch, the mean over the repetitions.
+        losses: Smoothed training loss at the end of each branch, the mean over the repetitions; nan
+            if the learning rate is 0.
         margins: From the difference of each loss to the first one to the 95 % limits of this
             difference, one-sided, by Student's t over the repetitions; nan if it is unknown.
         tolerance: eps, by which a loss may exceed the first one.
@@ -90,7 +93,12 @@ class Fork:
     @property
     def has_equal_repetitions(self) -> bool:
         """Whether two repetitions had the same losses, so that no margin is known."""
-        return math.isfinite(self.losses[1]) and math.isnan(self.margins[1])
+        return all(map(math.isfinite, self.losses[:2])) and math.isnan(self.margins[1])
+
+    @property
+    def has_no_rate(self) -> bool:
+        """Whether the learning rate is 0 at the fork, so that no branch was trained."""
+        return math.isnan(self.losses[0])
 
     @property
     def critical(self) -> tuple[int, float]:
@@ -161,7 +169,8 @@ class BranchCallback(Callback):
     Each repetition has its own seed, for the global generators and those of the loader. If the
     loader does not shuffle by them, each repetition begins at another place of the order. If two
     repetitions have equal losses nevertheless, as with one batch of all examples, the margins are
-    nan, and no larger batch size is shown to lose nothing.
+    nan, and no larger batch size is shown to lose nothing. At a learning rate of 0 all losses are
+    nan.
 
     The run itself is not changed. The branches keep the rate of a schedule at the fork, and clip
     gradients like the trainer. A fork costs repetitions x branches x window forward and backward
@@ -185,8 +194,7 @@ class BranchCallback(Callback):
 
     Raises:
         ConfigError: for values out of their range; in a fit for a batch schedule, manual
-            optimization, several optimizers or ranks, a data set that can be read only once, or a
-            fork at a step whose learning rates are 0.
+            optimization, several optimizers or ranks, and data that can be read only once.
     """
 
     def __init__(
@@ -252,7 +260,8 @@ class BranchCallback(Callback):
         if ranks.world() > 1:
             allowed = "one rank, because one device trains the branches"
             raise ConfigError("BranchCallback", ranks.world(), allowed)
-        refuse_read_once(unsharded(trainer.train_dataloader))
+        for loader in tree_leaves(unsharded(trainer.train_dataloader)):
+            refuse_read_once(loader)
         self._began = time.monotonic()
         self._pass = TrainingPass(trainer, pl_module, 1)
         self.adaptive = is_adaptive(trainer.optimizers)
@@ -267,17 +276,22 @@ class BranchCallback(Callback):
         step = trainer.global_step
         if step not in self.at or any(fork.step == step for fork in self.forks):
             return
-        if all(group["lr"] == 0 for group in trainer.optimizers[0].param_groups):
-            allowed = "steps with a learning rate above 0, such as those after a warm-up"
-            raise ConfigError("BranchCallback.at", step, allowed)
         begin = time.monotonic()
         if begin - self._began + self.fork_seconds > self.seconds:
             return
+        with stopwatch_of(trainer).paused(pl_module.device):
+            self._fork(trainer, pl_module, batch)
+        self.fork_seconds = max(self.fork_seconds, time.monotonic() - begin)
+
+    def _fork(self, trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
+        """Train the branches, and add, log and report the fork."""
+        step = trainer.global_step
         batch_size = full_batch_size(trainer, batch) * trainer.accumulate_grad_batches
-        rows = []
-        for repetition in range(self.repetitions):
-            rows.append(self._losses_of_branches(trainer, pl_module, repetition))
-        losses = np.array(rows)
+        # With a rate of 0 all branches would be equal, as if larger batches lost nothing.
+        losses = np.full((self.repetitions, len(self.factors)), math.nan)
+        if any(group["lr"] != 0 for group in trainer.optimizers[0].param_groups):
+            for repetition in range(self.repetitions):
+                losses[repetition] = self._losses_of_branches(trainer, pl_module, repetition)
         mean_losses = tuple(map(float, losses.mean(axis=0)))
         tolerance = self.tolerance
         if tolerance is None:
@@ -285,7 +299,6 @@ class BranchCallback(Callback):
         margins = margins_of(losses)
         fork = Fork(step, batch_size, self.factors, mean_losses, margins, tolerance)
         self.forks.append(fork)
-        self.fork_seconds = max(self.fork_seconds, time.monotonic() - begin)
         low, high = fork.critical
         logged = {"branch/critical": float(low)}
         if math.isfinite(high):

@@ -217,7 +217,7 @@ class Display:
         if k_star is not None:
             is_bound = not is_complete or self.progress.is_at_first_check(cell, self.goal)
             return f"{'<=' * is_bound}{cost_text(k_star)}"
-        if is_complete:
+        if finished >= trials:
             return "-"
         if self.progress.results[cell]:
             return f"{finished}/{trials}"

@@ -44,6 +44,7 @@ BLOCKS = 16
 MIN_BLOCKS = 6
 NARROW = 0.02
 MIN_TIMED_STEPS = 3  # of a run that ends because its time is over
+MAX_PERIOD = 50  # steps between refreshes of which the timed steps include a whole period
 SHORTEST = 1e-9  # seconds; keeps ratios defined if something takes no time
 LOCAL_START = "local.start"  # key of the step at which the workers of local SGD separate
 ResultT = TypeVar("ResultT")
@@ -80,11 +81,14 @@ def whole_periods(setup: StudySetup, trial: Trial, steps: int) -> int:
     """Return a number of steps, rounded up to a multiple of the steps between SOAP's refreshes.
 
     A refresh may take longer than a step. The mean time of fewer steps would often leave it out.
+    Refreshes after more than `MAX_PERIOD` steps are rare, and may be left out.
     """
     arguments = setup.workload.specs(trial)["model"].get("init_args", {})
     if arguments.get("optimizer") != SOAP.name:
         return steps
     period = int(arguments.get("refresh_steps", REFRESH_STEPS))
+    if period > MAX_PERIOD:
+        return steps
     return math.ceil(steps / period) * period
 
 

@@ -218,6 +218,7 @@ def _end_of(stored: TrialResult, metric: str) -> str:
     if stored.steps is not None:
         return f"{stored.status} after {stored.steps} steps"
     text = f"{stored.status} after {stored.steps_run} steps"
-    if stored.curve.get(metric):
+    # The last value may be the bound at which a validation stopped.
+    if stored.curve.get(metric) and stored.curve.get("exact", [1])[-1]:
         text += f", {metric} {stored.curve[metric][-1]:.6g}"
     return text

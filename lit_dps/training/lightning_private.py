@@ -179,7 +179,7 @@ def validation_loaders(trainer: Trainer) -> tuple[Any, int]:
 
 
 def before_each_fetch(trainer: Trainer, call: Callable[[], None]) -> None:
-    """Call `call` before each training batch is loaded. Call this in `on_train_start`."""
+    """Call a function before each training batch is loaded. For `on_train_start`."""
     loop: Any = trainer.fit_loop.epoch_loop
     profile = type(loop)._on_before_fetch
 

@@ -22,7 +22,7 @@ from lit_dps.pruning import PRUNERS, Mask, Network, mask_flags, prunable, prune,
 from lit_dps.pruning.isometry import STEPS
 from lit_dps.pruning.mask_changes import MaskChanges, density_flags, mask_optimizer_state
 from lit_dps.pruning.network import copies_of, why_pruned_weights_return, why_unprunable
-from lit_dps.pruning.pruner import Scores, all_finite, unscored_flags
+from lit_dps.pruning.pruner import Scores, all_finite, set_unscored_flags
 from lit_dps.pruning.start import Redraw, initialize_pruned
 from lit_dps.training.delay_callback import DelayCallback
 from lit_dps.training.local_sgd_callback import LocalSGDCallback
@@ -197,7 +197,7 @@ class PruningCallback(Callback):
         self.mask = self._changes.next_mask(
             step, self.mask, self._masked.weights(), self._dense_gradients
         )
-        self.flags.update(unscored_flags(self.mask))
+        set_unscored_flags(self.flags, self.mask)
         self._dense_gradients = None
         self._is_dense = False
         with torch.no_grad():

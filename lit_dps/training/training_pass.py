@@ -331,23 +331,25 @@ def refuse_read_once(loader: Any) -> None:
     """Refuse a loader from which a second reader would take batches of the training.
 
     Raises:
-        ConfigError: if each `iter` of the loader, or of its data set, continues the same reading.
+        ConfigError: if each `iter` of the loader, of its samplers or of its data set continues the
+            same reading.
     """
-    stream = loader
+    streams = [loader]
     if isinstance(loader, DataLoader):
+        streams = [loader.sampler, loader.batch_sampler]
         # Each worker reads a copy of the data set.
-        if loader.num_workers or not isinstance(loader.dataset, IterableDataset):
-            return
-        stream = loader.dataset
-    is_shared = isinstance(stream, Iterator)
-    if isinstance(stream, IterableDataset) and not is_shared:
-        is_shared = iter(stream) is iter(stream)
-    if is_shared:
-        allowed = (
-            "data that can be read again: `__iter__` has to return a new iterator each time, "
-            "because a reading or pruning method also reads the training data"
-        )
-        raise ConfigError("data", type(stream).__name__, allowed)
+        if isinstance(loader.dataset, IterableDataset) and not loader.num_workers:
+            streams = [loader.dataset]
+    for stream in streams:
+        is_shared = isinstance(stream, Iterator)
+        if isinstance(stream, IterableDataset) and not is_shared:
+            is_shared = iter(stream) is iter(stream)
+        if is_shared:
+            allowed = (
+                "data that can be read again: `__iter__` has to return a new iterator each time, "
+                "because a reading or pruning method also reads the training data"
+            )
+            raise ConfigError("data", type(stream).__name__, allowed)
 
 
 def has_indices(loader: Any) -> bool:

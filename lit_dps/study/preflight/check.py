@@ -13,7 +13,6 @@ from lit_dps.core.errors import ConfigError, StorageError
 from lit_dps.core.progress_line import print_wrapped
 from lit_dps.core.record import StudyRecord, remaining_points
 from lit_dps.core.search_space import Box, Choices, extreme_points
-from lit_dps.core.text import counted
 from lit_dps.core.trial import STACKED, Cell, Trial, Value, text_of
 from lit_dps.engines.eligible import standard_data
 from lit_dps.parallel import ddp, ranks
@@ -102,7 +101,8 @@ def check_study(setup: StudySetup) -> CheckedStudy:
     check_unchanged(storage.optuna_url, name, setup.identity(data), setup.study, setup.spaces)
     if setup.study.best_of is not None and trials_remain:
         _check_best_of(setup)
-        notes |= _notes_on_best_of(setup)
+        if record is None or not any(record.results.values()):
+            notes |= _notes_on_best_of(setup)
     environments = () if record is None else record.environments
     return CheckedStudy(data, trials_remain, environments, notes)
 
@@ -152,8 +152,8 @@ def _notes_on_best_of(setup: StudySetup) -> dict[str, Level]:
     if not count:
         return {}
     note = (
-        f"{counted(count, 'trial')} of study {other.name} had not finished, or had failed, when "
-        "this study took its best samples. Another sample may be the best one. Finish study "
+        f"Trials of study {other.name} that had not finished, or had failed, when this study took "
+        f"its best samples: {count}. Another sample may be the best one. Finish study "
         f"{other.name}, then choose another study.name"
     )
     print_wrapped(f"note: {note}")

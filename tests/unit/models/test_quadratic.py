@@ -190,9 +190,6 @@ def test_estimates_of_noise_take_no_more_examples_than_are_independent():
     with refuses("study.readings.gradient_noise.examples", 2048):
         measured = noise_of_steps(examples=2048)
         fit(NoisyQuadratic(6, 3), GradientNoise(8), callbacks=[measured], max_steps=1)
-    data = GradientNoise(8)
-    with refuses("data.batch_size", 1025):
-        data.pruning_dataloader(1025)
 
 
 @pytest.mark.parametrize("precision", ["32-true", "64-true"])

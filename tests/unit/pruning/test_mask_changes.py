@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from torch import nn
 
 from lit_dps.core.errors import ConfigError
@@ -103,6 +104,20 @@ def test_weights_that_are_kept_by_their_position_are_counted(arguments):
     scored = 4 * 4 + 4 * 3
     assert callback.flags["kept"] == 56
     assert callback.flags["kept_with_score_0"] == 56 - scored
+
+
+def test_only_the_last_mask_counts_weights_that_are_kept_by_their_position():
+    """It keeps 56, 39 and 22 of 112 weights, and 28 scores are above 0."""
+    options = {"every": 2, "rounds": 2}
+    callback = PruningCallback(0.8, "snip_it_during", biases="keep", options=options)
+    found = []
+
+    class Watch(Callback):
+        def on_train_batch_end(self, trainer, *_):
+            found.append(callback.flags.get("kept_with_score_0"))
+
+    tiny.fit(DeadUnits(), callbacks=[callback, Watch()], max_steps=7)
+    assert found == [None, 28, 28, 11, 11, None, None]
 
 
 def test_a_changed_mask_has_the_largest_gradients_and_no_old_momentum(monkeypatch):

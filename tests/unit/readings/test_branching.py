@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -18,6 +18,7 @@ from lit_dps.readings import BranchCallback
 from lit_dps.readings.branching import TOLERANCE, Fork, margins_of
 from lit_dps.testing.toy import ToyImages
 from lit_dps.training.branch_batches import batches_of_branch, skipped_batches
+from lit_dps.training.stopwatch import Stopwatch
 from tests.support.errors import refuses
 from tests.support.tiny import Plain, assert_equal, fit, loader, points, weights
 
@@ -163,6 +164,7 @@ def test_nothing_is_known_if_the_branch_of_the_run_diverges():
     means = tuple(map(float, losses.mean(0)))
     fork = Fork(0, 32, (1, 2, 4), means, margins_of(losses), 0.01)
     assert fork.factor == 1 and fork.critical == (32, math.inf)
+    assert not fork.has_equal_repetitions and not fork.has_no_rate
 
 
 class WithUntrained(Plain):
@@ -302,6 +304,46 @@ class OwnIterator(Once):
         return next(self.examples)
 
 
+@pytest.mark.parametrize("name", ["sampler", "batch_sampler"])
+def test_a_sampler_that_can_be_read_only_once_is_refused(name):
+    order = (i for i in range(20)) if name == "sampler" else ([i] for i in range(20))
+    with refuses("data", "generator"):
+        train = DataLoader(points(), **{name: order})
+        fit(Plain(), train, callbacks=[BranchCallback([1], (1, 2), 2, 3)], max_steps=3)
+
+
+class Timed(Callback):
+    """Has a stopwatch that runs from the first batch on."""
+
+    def __init__(self):
+        self.stopwatch = Stopwatch()
+
+    def on_train_batch_start(self, *_):
+        self.stopwatch.switch_to("training")
+
+    def on_train_end(self, *_):
+        self.stopwatch.switch_to(None)
+
+
+def test_the_seconds_of_a_fork_are_no_training(monkeypatch):
+    """Each fork takes 100 s and each step 1 s."""
+    seconds = [0.0]
+    monkeypatch.setattr("lit_dps.training.stopwatch.now", lambda device=None: seconds[0])
+
+    class Slow(BranchCallback):
+        def _losses_of_branches(self, trainer, module, repetition):
+            seconds[0] += 50
+            return [1.0, float(repetition)]
+
+    class Step(Callback):
+        def on_train_batch_end(self, *_):
+            seconds[0] += 1
+
+    timed = Timed()
+    fit(Plain(), callbacks=[timed, Slow([0, 1], (1, 2), 2, 2), Step()], max_steps=3)
+    assert seconds == [203.0] and timed.stopwatch.training_seconds == 3.0
+
+
 @pytest.mark.parametrize(("make", "count"), [(Once, 8), (Once, 20), (OwnIterator, 20)])
 def test_a_stream_that_can_be_read_only_once_is_refused(make, count):
     """Each branch would take other examples, which the run would then lack."""
@@ -334,7 +376,7 @@ def test_repetitions_of_a_sampler_without_a_length_begin_at_different_batches():
     assert all(torch.equal(x, inputs[i]) for (x, _), i in zip(batches, (0, 2, 4), strict=True))
 
 
-def test_no_fork_is_made_at_a_rate_of_0():
+def test_a_fork_at_a_rate_of_0_shows_nothing():
     """All branches would end with the same loss, as if a larger batch lost nothing."""
 
     class WarmUp(Plain):
@@ -346,11 +388,13 @@ def test_no_fork_is_made_at_a_rate_of_0():
                 "lr_scheduler": {"scheduler": warm_up, "interval": "step"},
             }
 
-    with refuses("BranchCallback.at", 0):
-        fit(WarmUp(), loader(), callbacks=[BranchCallback([0], (1, 2), 1, 2)], max_steps=2)
-    callback = BranchCallback([1], (1, 2), 1, 2)
+    callback = BranchCallback([0, 1], (1, 2), 1, 2)
     fit(WarmUp(), loader(), callbacks=[callback], max_steps=2)
-    assert [fork.step for fork in callback.forks] == [1]
+    at_0, later = callback.forks
+    assert at_0.has_no_rate and at_0.critical == (4, math.inf)
+    assert "the learning rate is 0" in describe_fork(at_0)
+    assert not later.has_no_rate and math.isfinite(later.margins[1])
+    assert Fork.from_dict(at_0.to_dict()).has_no_rate
 
 
 def test_two_repetitions_with_the_same_examples_have_no_margin():

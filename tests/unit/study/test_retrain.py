@@ -51,6 +51,11 @@ def test_trials_without_k_are_compared_by_their_last_check(attempt, of_study, is
         assert f"{of_study.status} after {of_study.steps_run} steps" in line
 
 
+def test_a_bound_of_a_stopped_validation_is_no_value():
+    line = compare_with_stored(again(0.5, 0.4), stored("outraced", 0.31, exact=0))
+    assert "outraced after 16 steps" in line and "0.31" not in line
+
+
 def test_steps_within_a_budget_of_seconds_are_not_compared():
     goal = Goal(0.1, check_interval=16, max_steps=320, max_seconds=2.0)
     attempt = again(0.5, 0.4, goal=goal)
