@@ -33,7 +33,7 @@ from lit_dps.core.record import StudyRecord
 from lit_dps.replication.appendix import appendix_page
 from lit_dps.replication.claims import claims_frame
 from lit_dps.replication.comparable import is_search, workload_and_goal
-from lit_dps.replication.incomplete_cells import complete_subset
+from lit_dps.replication.incomplete_cells import complete_subset, sparse_subset
 from lit_dps.replication.page import CELLS_CSV, CLAIMS_CSV, PAGE, replication_page
 from lit_dps.replication.parts import Core, Image, Machine, Part, judge_parts
 from lit_dps.report.figures import COMPARISONS, FIGURES, write_comparison
@@ -161,7 +161,10 @@ def write_pages(
         except StorageError as error:
             print(f"left out: {error}", file=sys.stderr)
             continue
-        parts.append(_part(record, file, storage, images))
+        parts.append(_part(record.name, complete_subset(record), file, storage, images))
+        sparse = sparse_subset(record)
+        if sparse is not None:
+            parts.append(_part(sparse[0].name, sparse, file, storage, images))
     if not parts:
         raise StorageError(
             "the storage has no study of the replication. Run one of its configurations, "
@@ -187,16 +190,30 @@ def write_pages(
     return paths
 
 
-def _part(record: StudyRecord, file: Path, storage: StorageConfig, images: Path) -> Part:
-    """Return a study as part of the pages, after copying its figures into a folder."""
-    subset, incomplete = complete_subset(record)
+def _part(
+    study_name: str,
+    complete: tuple[StudyRecord, str],
+    file: Path,
+    storage: StorageConfig,
+    images: Path,
+) -> Part:
+    """Return a study as part of the pages, after copying its figures into a folder.
+
+    Args:
+        study_name: The name of the study.
+        complete: Its complete cells, and the others as text.
+        file: Its configuration.
+        storage: Its storage, where the figures are written.
+        images: The folder that they are copied into.
+    """
+    subset, incomplete = complete
     study = Analysis(subset)
-    name = record.name
+    name = study_name
     if incomplete:
         name += " as far as measured"
     _, files = publish(study, figures_folder(storage.folder, name))
     figures = [figure for figure in FIGURES if figure not in COMPARISONS]
-    shown = _copy_figures(files, figures, images, record.name, study)
+    shown = _copy_figures(files, figures, images, study_name, study)
     core = _core(file)
     command = f"lit-dps study --config {shlex.quote(str(file))}{_extending_options(subset, core)}"
     return Part(study, command, shown, core, incomplete)

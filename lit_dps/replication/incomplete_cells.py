@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import combinations
 
 from lit_dps import Cell, StudyRecord
@@ -11,6 +12,8 @@ from lit_dps.replication.estimates import MIN_SAMPLES
 # A cell is incomplete if it has less than this share of the trials of the fullest cell. K* of so
 # few points is too high, by more than the noise of a search includes.
 MIN_SHARE_OF_TRIALS = 0.5
+SPARSE = "-sparse"  # follows the name of a study in the name of its `sparse_subset`
+MIN_BATCH_SIZES = 3  # of a part that compares sparsities, since the law has two constants
 
 
 def incomplete_cells(record: StudyRecord) -> list[Cell]:
@@ -60,12 +63,31 @@ def complete_subset(record: StudyRecord) -> tuple[StudyRecord, str]:
     the grid with fewer sparsities, because its curves are longer. If all cells or no cells are
     complete, the result is the entire study and "".
     """
-    incomplete = {(cell.sparsity, cell.batch_size) for cell in incomplete_cells(record)}
-    if not incomplete:
+    sparsities, batch_sizes = _largest_grid(record)
+    if not batch_sizes or not incomplete_cells(record):
         return record, ""
-    sparsities, batch_sizes = _largest_grid(record, incomplete)
-    if not batch_sizes:
-        return record, ""
+    return _without_other_cells(record, sparsities, batch_sizes)
+
+
+def sparse_subset(record: StudyRecord) -> tuple[StudyRecord, str] | None:
+    """Return the part that compares sparsities, if `complete_subset` has only one of them.
+
+    It is the largest grid of at least two sparsities, and is named like the study and `SPARSE`.
+    With fewer than `MIN_BATCH_SIZES` batch sizes it is None.
+    """
+    if len(_largest_grid(record)[0]) > 1:
+        return None
+    sparsities, batch_sizes = _largest_grid(record, fewest_sparsities=2)
+    if len(batch_sizes) < MIN_BATCH_SIZES:
+        return None
+    subset, dropped = _without_other_cells(record, sparsities, batch_sizes)
+    return replace(subset, name=record.name + SPARSE), dropped
+
+
+def _without_other_cells(
+    record: StudyRecord, sparsities: Sequence[float], batch_sizes: Sequence[int]
+) -> tuple[StudyRecord, str]:
+    """Return a grid of a study, and the other cells as text."""
     dropped_sparsities = _axis_text("S", set(record.sparsities) - set(sparsities))
     dropped_batch_sizes = _axis_text("B", set(record.batch_sizes) - set(batch_sizes))
     dropped = dropped_sparsities + dropped_batch_sizes
@@ -76,16 +98,12 @@ def complete_subset(record: StudyRecord) -> tuple[StudyRecord, str]:
 
 
 def _largest_grid(
-    record: StudyRecord, incomplete: set[tuple[float, int]]
+    record: StudyRecord, fewest_sparsities: int = 1
 ) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Return the sparsities and batch sizes of the largest grid without an incomplete cell.
-
-    Args:
-        record: The study.
-        incomplete: Its (sparsity, batch size) with an incomplete cell.
-    """
+    """Return the sparsities and batch sizes of the largest grid without an incomplete cell."""
+    incomplete = {(cell.sparsity, cell.batch_size) for cell in incomplete_cells(record)}
     largest: tuple[tuple[float, ...], tuple[int, ...]] = ((), ())
-    for count in range(1, len(record.sparsities) + 1):
+    for count in range(fewest_sparsities, len(record.sparsities) + 1):
         for sparsities in combinations(record.sparsities, count):
             batch_sizes = []
             for batch_size in record.batch_sizes:

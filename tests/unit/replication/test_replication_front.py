@@ -13,7 +13,7 @@ from lit_dps.core.repeats import RepeatPlan
 from lit_dps.core.trial import Cell, Status
 from lit_dps.replication.claims import judge_claims
 from lit_dps.replication.comparable import workload_and_goal
-from lit_dps.replication.incomplete_cells import complete_subset
+from lit_dps.replication.incomplete_cells import complete_subset, sparse_subset
 from lit_dps.replication.page import headlines
 from lit_dps.replication.parts import Core, Image, Part
 from lit_dps.replication.rules import Verdict
@@ -289,6 +289,29 @@ def test_a_batch_size_that_is_incomplete_is_left_out_where_that_keeps_more():
     assert (record.sparsities, record.batch_sizes) == ((0.0,), (only.batch_size,))
     assert numbers_in(left) == [0, only.batch_size]
     assert record.results == {only: whole.results[only]}
+
+
+def test_the_batch_sizes_that_are_complete_at_both_sparsities_are_a_second_part():
+    """Seven batch sizes are complete at S = 0, and three of them at S = 0.9."""
+    whole = part("grows").study.record
+    dense, sparse = (whole.results[Cell(whole.batch_sizes[0], s)] for s in (0.0, 0.9))
+    sizes = [2**i for i in range(7)]
+    results = {Cell(size, 0.0): dense for size in sizes}
+    results |= {Cell(size, 0.9): sparse if size in (2, 8, 32) else [] for size in sizes}
+    counts = dict.fromkeys(results, 0)
+    repeats = dict.fromkeys(results, [])
+    grown = dataclasses.replace(
+        whole, batch_sizes=tuple(sizes), results=results, running=counts, repeats=repeats
+    )
+    record, _ = complete_subset(grown)
+    assert (record.sparsities, record.batch_sizes) == ((0.0,), tuple(sizes))
+    record, left = sparse_subset(grown)
+    assert (record.sparsities, record.batch_sizes) == ((0.0, 0.9), (2, 8, 32))
+    assert record.name == f"{grown.name}-sparse"
+    assert left == "B = 1, 4, 16, 64"
+    assert sparse_subset(record) is None and sparse_subset(whole) is None
+    results[Cell(8, 0.9)] = []
+    assert sparse_subset(dataclasses.replace(grown, results=results)) is None
 
 
 def seeds_of(text):
