@@ -336,7 +336,8 @@ def _workloads_section(judgements: Sequence[Judgement], parts: Sequence[Part]) -
         rows.append(row)
     return (
         "## The paper's workloads\n\nVerdicts on the claims of the table above, at the paper's "
-        "goal: + seen, - not seen, ? undecided. Empty: not measured.\n\n" + table(rows)
+        "goal: + seen, - not seen, ? undecided. Empty: not measured "
+        "([the time that it takes](results.md#what-the-replication-lacks)).\n\n" + table(rows)
     )
 
 
