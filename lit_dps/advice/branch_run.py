@@ -191,11 +191,13 @@ def stored_forks(stored: Mapping[str, Any]) -> list[Fork]:
 def branch_law(stored: Mapping[str, Any], setup: StudySetup) -> Branched | None:
     """Return the law of steps from stored forks; None if there are none.
 
+    A fork at a learning rate of 0 shows nothing, and is left out.
+
     Args:
         stored: Stored advice.
         setup: The user's configuration.
     """
-    forks = stored_forks(stored)
+    forks = [fork for fork in stored_forks(stored) if not fork.has_no_rate]
     if not forks:
         return None
     critical = []

@@ -196,6 +196,8 @@ def _read_mlflow(command: CommandLine, name: str, terms: str, names: dict[str, s
     if "steps" not in names:
         notes.append(f"The goal is {goal}.")
         notes += _budget_notes(command)
+    else:
+        notes.append(f"The goal only selects the runs, because {source} has steps to a goal.")
     notes.append("B is read as the examples of an optimizer step.")
     is_timed_by_logs = "step_seconds" in table.runs and "step_seconds" not in names
     if is_timed_by_logs:

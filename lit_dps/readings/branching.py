@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import CombinedLoader
 from scipy import special
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 
 from lit_dps.core.errors import ConfigError
 from lit_dps.parallel import ranks
@@ -61,6 +61,7 @@ class Fork:
         margins: From the difference of each loss to the first one to the 95 % limits of this
             difference, one-sided, by Student's t over the repetitions; nan if it is unknown.
         tolerance: eps, by which a loss may exceed the first one.
+        has_no_rate: Whether the learning rate is 0 at the fork, so that no branch was trained.
     """
 
     step: int
@@ -69,6 +70,7 @@ class Fork:
     losses: tuple[float, ...]
     margins: tuple[float, ...]
     tolerance: float
+    has_no_rate: bool = False
 
     @property
     def excess(self) -> tuple[float, ...]:
@@ -94,11 +96,6 @@ class Fork:
     def has_equal_repetitions(self) -> bool:
         """Whether two repetitions had the same losses, so that no margin is known."""
         return all(map(math.isfinite, self.losses[:2])) and math.isnan(self.margins[1])
-
-    @property
-    def has_no_rate(self) -> bool:
-        """Whether the learning rate is 0 at the fork, so that no branch was trained."""
-        return math.isnan(self.losses[0])
 
     @property
     def critical(self) -> tuple[int, float]:
@@ -194,7 +191,8 @@ class BranchCallback(Callback):
 
     Raises:
         ConfigError: for values out of their range; in a fit for a batch schedule, manual
-            optimization, several optimizers or ranks, and data that can be read only once.
+            optimization, several optimizers, ranks or train dataloaders, and data that can be read
+            only once.
     """
 
     def __init__(
@@ -260,8 +258,11 @@ class BranchCallback(Callback):
         if ranks.world() > 1:
             allowed = "one rank, because one device trains the branches"
             raise ConfigError("BranchCallback", ranks.world(), allowed)
-        for loader in tree_leaves(unsharded(trainer.train_dataloader)):
-            refuse_read_once(loader)
+        loader = unsharded(trainer.train_dataloader)
+        if isinstance(loader, (dict, list, tuple, CombinedLoader)):
+            allowed = "one train dataloader, because branches read it several times"
+            raise ConfigError("data", type(loader).__name__, allowed)
+        refuse_read_once(loader)
         self._began = time.monotonic()
         self._pass = TrainingPass(trainer, pl_module, 1)
         self.adaptive = is_adaptive(trainer.optimizers)
@@ -288,8 +289,9 @@ class BranchCallback(Callback):
         step = trainer.global_step
         batch_size = full_batch_size(trainer, batch) * trainer.accumulate_grad_batches
         # With a rate of 0 all branches would be equal, as if larger batches lost nothing.
+        has_no_rate = all(group["lr"] == 0 for group in trainer.optimizers[0].param_groups)
         losses = np.full((self.repetitions, len(self.factors)), math.nan)
-        if any(group["lr"] != 0 for group in trainer.optimizers[0].param_groups):
+        if not has_no_rate:
             for repetition in range(self.repetitions):
                 losses[repetition] = self._losses_of_branches(trainer, pl_module, repetition)
         mean_losses = tuple(map(float, losses.mean(axis=0)))
@@ -297,7 +299,7 @@ class BranchCallback(Callback):
         if tolerance is None:
             tolerance = TOLERANCE * min(1.0, abs(mean_losses[0]))
         margins = margins_of(losses)
-        fork = Fork(step, batch_size, self.factors, mean_losses, margins, tolerance)
+        fork = Fork(step, batch_size, self.factors, mean_losses, margins, tolerance, has_no_rate)
         self.forks.append(fork)
         low, high = fork.critical
         logged = {"branch/critical": float(low)}

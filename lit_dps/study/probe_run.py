@@ -241,7 +241,7 @@ def timed_run(
     """Time some steps of a trial and a full validation, as the study's engine runs them.
 
     Module and schedules see the `max_steps` of the study. Steps beyond these are not timed. With
-    SOAP, the steps are `whole_periods`.
+    SOAP, the steps are `whole_periods` of its refreshes.
 
     Args:
         setup: The study.

@@ -226,6 +226,8 @@ class TrainingPass:
         if self._has_pruning_loader:
             return self._data.pruning_dataloader(self.batch_size)
         loader = self._training
+        for leaf in tree_leaves(loader):
+            refuse_read_once(leaf)
         if self.key is not None:
             return rebatched(loader, self.batch_size)
         if not isinstance(loader, DataLoader) and isinstance(loader, (dict, list, tuple)):
@@ -239,7 +241,6 @@ class TrainingPass:
             raise ConfigError("data", type(self._data or loader).__name__, allowed)
         if isinstance(loader, CombinedLoader):
             return loader
-        refuse_read_once(loader)
         return copy_loader(loader)
 
 
@@ -336,7 +337,8 @@ def refuse_read_once(loader: Any) -> None:
     """
     streams = [loader]
     if isinstance(loader, DataLoader):
-        streams = [loader.sampler, loader.batch_sampler]
+        batch_sampler = loader.batch_sampler
+        streams = [loader.sampler, batch_sampler, getattr(batch_sampler, "sampler", None)]
         # Each worker reads a copy of the data set.
         if isinstance(loader.dataset, IterableDataset) and not loader.num_workers:
             streams = [loader.dataset]

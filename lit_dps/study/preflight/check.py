@@ -101,8 +101,7 @@ def check_study(setup: StudySetup) -> CheckedStudy:
     check_unchanged(storage.optuna_url, name, setup.identity(data), setup.study, setup.spaces)
     if setup.study.best_of is not None and trials_remain:
         _check_best_of(setup)
-        if record is None or not any(record.results.values()):
-            notes |= _notes_on_best_of(setup)
+        notes |= _notes_on_best_of(setup, record)
     environments = () if record is None else record.environments
     return CheckedStudy(data, trials_remain, environments, notes)
 
@@ -144,10 +143,14 @@ def _check_best_of(setup: StudySetup) -> None:
                 )
 
 
-def _notes_on_best_of(setup: StudySetup) -> dict[str, Level]:
-    """Return, and print, a note if trials of the other study may still change its best samples."""
+def _notes_on_best_of(setup: StudySetup, stored: StudyRecord | None) -> dict[str, Level]:
+    """Return, and print, a note if trials of the other study may still change its best samples.
+
+    A cell with a stored trial has its sample already.
+    """
+    cells = [cell for cell in setup.cells if stored is None or not stored.results.get(cell)]
     other = read_study(setup.storage.optuna_url, str(setup.study.best_of))
-    points = remaining_points(setup.cells, other.trials, other.results)
+    points = remaining_points(cells, other.trials, other.results)
     count = sum(map(len, points.values()))
     if not count:
         return {}

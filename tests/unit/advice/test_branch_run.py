@@ -204,6 +204,15 @@ def test_forks_of_earlier_versions_show_nothing():
     assert branch_law({"branches": [earlier]}, setup()) is None
 
 
+def test_a_fork_at_a_rate_of_0_is_stored_and_not_in_the_law():
+    unknown = [None] * len(FORK["losses"])
+    at_0 = {**FORK, "step": 1, "losses": unknown, "margins": unknown, "has_no_rate": True}
+    assert [fork.step for fork in stored_forks({"branches": [at_0]})] == [1]
+    assert branch_law({"branches": [at_0]}, setup()) is None
+    both = branch_law({"branches": [at_0, {**FORK}]}, setup())
+    assert both == branch_law({"branches": [{**FORK}]}, setup())
+
+
 @pytest.mark.parametrize(
     ("stored", "has_ended"),
     [

@@ -192,6 +192,13 @@ def test_estimates_of_noise_take_no_more_examples_than_are_independent():
         fit(NoisyQuadratic(6, 3), GradientNoise(8), callbacks=[measured], max_steps=1)
 
 
+def test_batches_of_a_pass_are_of_independent_examples():
+    data = GradientNoise(8)
+    fit(NoisyQuadratic(6, 3), data, max_steps=1)
+    sizes = [data.pruning_dataloader(size).batch_size for size in (100, 1024, 1025, 2048)]
+    assert sizes == [100, 1024, 1024, 1024]
+
+
 @pytest.mark.parametrize("precision", ["32-true", "64-true"])
 def test_a_part_of_a_batch_is_refused_in_every_precision(precision):
     """Half a batch has the mean of the whole one, as if there were no noise."""

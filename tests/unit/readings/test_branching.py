@@ -10,13 +10,14 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler, TensorDataset
 
 from lit_dps.advice.branch_run import describe_fork
 from lit_dps.core.errors import ConfigError
 from lit_dps.readings import BranchCallback
 from lit_dps.readings.branching import TOLERANCE, Fork, margins_of
 from lit_dps.testing.toy import ToyImages
+from lit_dps.training import PruningCallback
 from lit_dps.training.branch_batches import batches_of_branch, skipped_batches
 from lit_dps.training.stopwatch import Stopwatch
 from tests.support.errors import refuses
@@ -164,7 +165,8 @@ def test_nothing_is_known_if_the_branch_of_the_run_diverges():
     means = tuple(map(float, losses.mean(0)))
     fork = Fork(0, 32, (1, 2, 4), means, margins_of(losses), 0.01)
     assert fork.factor == 1 and fork.critical == (32, math.inf)
-    assert not fork.has_equal_repetitions and not fork.has_no_rate
+    assert not fork.has_equal_repetitions
+    assert not Fork.from_dict(fork.to_dict()).has_no_rate
 
 
 class WithUntrained(Plain):
@@ -304,12 +306,46 @@ class OwnIterator(Once):
         return next(self.examples)
 
 
-@pytest.mark.parametrize("name", ["sampler", "batch_sampler"])
-def test_a_sampler_that_can_be_read_only_once_is_refused(name):
-    order = (i for i in range(20)) if name == "sampler" else ([i] for i in range(20))
+@pytest.mark.parametrize(
+    "sampled",
+    [
+        lambda: {"sampler": (i for i in range(20))},
+        lambda: {"batch_sampler": ([i] for i in range(20))},
+        lambda: {"batch_sampler": BatchSampler((i for i in range(20)), 2, False)},
+    ],
+)
+def test_a_sampler_that_can_be_read_only_once_is_refused(sampled):
     with refuses("data", "generator"):
-        train = DataLoader(points(), **{name: order})
+        train = DataLoader(points(), **sampled())
         fit(Plain(), train, callbacks=[BranchCallback([1], (1, 2), 2, 3)], max_steps=3)
+
+
+class OnceSampler(Sampler):
+    """Knows its length, and is its own iterator."""
+
+    def __init__(self, count: int):
+        self.indices = iter(range(count))
+
+    def __len__(self):
+        return 20
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return next(self.indices)
+
+
+def test_pruning_takes_no_examples_of_a_run_that_reads_its_data_once():
+    train = DataLoader(points(), 4, sampler=OnceSampler(20))
+    with refuses("data", "OnceSampler"):
+        fit(Plain(), train, callbacks=[PruningCallback(0.5, "snip")], max_steps=3)
+
+
+def test_several_train_dataloaders_are_refused_before_the_run():
+    with refuses("data", "dict"):
+        train = {"a": loader(), "b": loader()}
+        fit(Plain(), train, callbacks=[BranchCallback([3], (1, 2), 2, 3)], max_steps=4)
 
 
 class Timed(Callback):

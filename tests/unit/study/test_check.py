@@ -120,6 +120,20 @@ def test_best_samples_of_an_unfinished_study_have_a_note(tmp_path, monkeypatch, 
     assert list(notes.values()) == [Level.WRONG] * count
 
 
+def test_a_cell_that_has_its_best_sample_has_no_note(tmp_path, monkeypatch):
+    monkeypatch.setattr("lit_dps.study.preflight.check.check_with_dry_run", lambda _: (None, {}))
+    monkeypatch.setattr("lit_dps.study.preflight.check.check_unchanged", lambda *_: None)
+    given = setup({}, batch_sizes=[8], sparsities=[0.0], name="w", best_of="s")
+    given = given.with_study(trials=2)
+    storage = StorageConfig(folder=str(tmp_path))
+    params = {"model.learning_rate": 0.1}
+    results = {CELL: [result(CELL, 0, 32, params=params)]}
+    for name in ("s", "w"):
+        space = given.study.space
+        write_study(storage.optuna_url, results, name, goal=GOAL, space=space, trials=2)
+    assert check_study(dataclasses.replace(given, storage=storage)).notes == {}
+
+
 @pytest.mark.parametrize(("workers", "of_default"), [(None, True), (1, False)])
 def test_a_note_says_that_fit_cannot_import_classes_of_a_script(workers, of_default):
     given = setup({}).with_study(workers=workers, name="scripted")
