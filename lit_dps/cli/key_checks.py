@@ -188,7 +188,8 @@ def refuse_options(
         reason: Why it does not use the others, for the message.
         hints: What to write instead, by key or section.
     """
-    known = {*sections(), *KEYS_OF_LIGHTNING}
+    # `sections` would import torch.
+    known = {*SECTION_CLASSES, *CLASS_SECTIONS, "trainer", *KEYS_OF_LIGHTNING}
     for key, value, source in command.settings:
         section = split_key(key)[0]
         is_option = source.is_option and source.name not in CONFIG_OPTIONS
