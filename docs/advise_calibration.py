@@ -165,8 +165,8 @@ def _summary(results: dict[str, Any]) -> list[str]:
         "three checks, one check changes the time by a third.",
         "The batch size that is fastest by c1 / B + c2 through all medians of the study loses "
         f"{_mean(map(time_lost_by_study, results.values())):.0%} on average.",
-        "No advice knows these medians. They are uneven, because a study tries only five to eight "
-        "rates at each batch size.",
+        "No advice knows these medians. One reason may be that a study tries only five to eight "
+        "rates at each batch size, so single medians are uneven.",
         f"The median log error is {_median_error(near, 0, 1):+.2f} up to B0 and "
         f"{_median_error(near, 1, FAR):+.2f} above it. K at B0 has the user's rate, and the study "
         "has the best one. So part of the first error is expected.",
