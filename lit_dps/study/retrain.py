@@ -24,7 +24,7 @@ from lit_dps.parallel.process import Interrupted, StopRequest, interruptible, pr
 from lit_dps.storage.header import check_unchanged
 from lit_dps.study.display import LEAVING
 from lit_dps.study.environment import environment_of
-from lit_dps.study.preflight.check import check_configuration, set_up_data
+from lit_dps.study.preflight.check import check_configuration, explained_by, set_up_data
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.workers import make_stop_check, train_on_ranks
 from lit_dps.training.average_callback import showing_average
@@ -114,8 +114,9 @@ def retrain(
     setup = setup.with_study(checkpoint_minutes=None)
     prepare_process()
     check_configuration(setup)
-    data = set_up_data(setup)  # without a dry run, because the trials have run
-    check_unchanged(setup.storage.optuna_url, setup.study.name, setup.identity(data))
+    data, error = set_up_data(setup)  # without a dry run, because the trials have run
+    with explained_by(error):
+        check_unchanged(setup.storage.optuna_url, setup.study.name, setup.identity(data))
     note = _changes_since(setup, data, record, stored)
     if note:
         print_wrapped(f"note: {note}")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from lightning.pytorch import LightningDataModule
 
 from lit_dps.analysis.summary import summarize
-from lit_dps.core.errors import ConfigError, StorageError
+from lit_dps.core.errors import (
+    ConfigError,
+    StorageError,
+    error_text,
+    place_in_user_code,
+)
 from lit_dps.core.progress_line import print_wrapped
 from lit_dps.core.record import StudyRecord, remaining_points
 from lit_dps.core.search_space import Box, Choices, extreme_points
@@ -20,7 +25,7 @@ from lit_dps.parallel.process import prepare_process
 from lit_dps.report.notes import Level
 from lit_dps.report.publish import figures_folder
 from lit_dps.storage.database import refuse_lost
-from lit_dps.storage.header import check_unchanged
+from lit_dps.storage.header import StudyChanged, check_unchanged
 from lit_dps.storage.read import read_study
 from lit_dps.storage.samplers import make_sampler
 from lit_dps.storage.urls import check_place, check_writable
@@ -90,15 +95,17 @@ def check_study(setup: StudySetup) -> CheckedStudy:
     trials_remain = True
     if record is not None:
         trials_remain = setup.with_stored_trials(record).remaining_trials(record) > 0
+    error = None
     if trials_remain:
         data, notes = check_with_dry_run(setup)
     else:
-        data = set_up_data(setup)
+        data, error = set_up_data(setup)
         notes = dict.fromkeys(notes_on_idle_axes(setup), Level.WEAK)
     check_place(storage.mlflow_uri)
     # MLflow's storage may be unavailable; the study then runs without MLflow.
     check_writable(storage.optuna_url)
-    check_unchanged(storage.optuna_url, name, setup.identity(data), setup.study, setup.spaces)
+    with explained_by(error):
+        check_unchanged(storage.optuna_url, name, setup.identity(data), setup.study, setup.spaces)
     if setup.study.best_of is not None and trials_remain:
         _check_best_of(setup)
         notes |= _notes_on_best_of(setup, record)
@@ -268,22 +275,43 @@ def check_with_dry_run(setup: StudySetup) -> tuple[LightningDataModule, dict[str
     return data, notes_of_run
 
 
-def set_up_data(setup: StudySetup) -> LightningDataModule:
+def set_up_data(setup: StudySetup) -> tuple[LightningDataModule, Exception | None]:
     """Return the data module of the identity of a study, set up without a dry run.
 
     Its arguments are those of the data module that `dry_run` returns. Data other than `ImageData`
-    may need a running trainer for `setup`. They are returned as far as they could be set up.
+    may need a running trainer for `setup`. They are returned as far as they could be set up, with
+    the error that ended `setup`. See `explained_by`.
     """
     trial = smallest_trials(setup)[-1]
     with setup.workload.without_side_effects() as workload:
         built = workload.build(trial)
         if standard_data(built.data):
             _prepare_and_set_up(built.data)
-            return built.data
-        with preserve_rng_state(seed=trial.seed_for("order")), suppress(Exception):
-            attach_trainer(setup, built)
-            _prepare_and_set_up(built.data)
-        return built.data
+            return built.data, None
+        try:
+            with preserve_rng_state(seed=trial.seed_for("order")):
+                attach_trainer(setup, built)
+                _prepare_and_set_up(built.data)
+        except Exception as error:
+            return built.data, error
+        return built.data, None
+
+
+@contextmanager
+def explained_by(error: Exception | None) -> Iterator[None]:
+    """Name the error of `set_up_data` in a refusal of its data, which then lack their digest.
+
+    Raises:
+        StudyChanged: from the error, if the body refuses the data.
+    """
+    try:
+        yield
+    except StudyChanged as refusal:
+        if error is None or "data_digest" not in refusal.keys:
+            raise
+        cause = f"{type(error).__name__}: {error_text(error)}{place_in_user_code(error)}"
+        message = f"the data could not be set up: {cause}. Without their digest, {refusal}"
+        raise StudyChanged(message, refusal.parts, refusal.keys) from error
 
 
 def _prepare_and_set_up(data: LightningDataModule) -> None:

@@ -15,6 +15,7 @@ from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.environment import DATA, UNKNOWN, changed_parts, is_same_data, versions_of
 from lit_dps.core.trial import Cell
 from lit_dps.data import Digits
+from lit_dps.storage.header import StudyChanged
 from lit_dps.study.data_hashes import data_hashes
 from lit_dps.study.preflight.check import check_study
 from lit_dps.study.setup import StudySetup
@@ -100,6 +101,13 @@ class Digested(Saved):
     def setup(self, stage=None):
         super().setup(stage)
         self.digest = f"noise {self.noise}, {self.trainer.max_steps} steps"
+
+
+class Missing(Saved):
+    """Would know its digest after `setup`, which reads a file that was moved."""
+
+    def setup(self, stage=None):
+        raise FileNotFoundError("corpus.txt was moved")
 
 
 class Named(Saved):
@@ -262,13 +270,11 @@ def test_our_own_data_give_their_digest():
     }
 
 
-def test_a_finished_study_has_the_digest_of_the_dry_run(tmp_path):
-    """Its data are set up without a dry run, at the first point of the search."""
-    write(tmp_path)
-    study = study_of("Digested", space={"data.noise": {"low": 0.0, "high": 1.0}})
+def finished_study(folder, kind: str, digest: str | None) -> StudySetup:
+    """Store a study of one cell and one trial, whose data had this digest."""
+    study = study_of(kind, space={"data.noise": {"low": 0.0, "high": 1.0}})
     study = study.with_study(trials=1, sparsities=[0.0], batch_sizes=[8], name="fake")
-    study = replace(study, storage=StorageConfig(folder=str(tmp_path)))
-    digest = f"noise {study.sample(0)['data.noise']}, 20 steps"
+    study = replace(study, storage=StorageConfig(folder=str(folder)))
     cell = Cell(8, 0.0)
     write_study(
         study.storage.optuna_url,
@@ -278,9 +284,31 @@ def test_a_finished_study_has_the_digest_of_the_dry_run(tmp_path):
         identity={**study.identity(None), "data_digest": digest},
         config=study.config(),
     )
-    checked = check_study(study)
+    return study
+
+
+def test_a_finished_study_has_the_digest_of_the_dry_run(tmp_path):
+    """Its data are set up without a dry run, at the first point of the search."""
+    write(tmp_path)
+    point = study_of("Digested", space={"data.noise": {"low": 0.0, "high": 1.0}}).sample(0)
+    digest = f"noise {point['data.noise']}, 20 steps"
+    checked = check_study(finished_study(tmp_path, "Digested", digest))
     assert not checked.trials_remain
     assert checked.data.digest == digest
+
+
+def test_a_refusal_of_data_that_cannot_be_set_up_names_the_cause(tmp_path):
+    study = finished_study(tmp_path, "Missing", "corpus v1")
+    with pytest.raises(StudyChanged) as refused:
+        check_study(study)
+    assert refused.value.keys == ("data_digest",)
+    assert isinstance(refused.value.__cause__, FileNotFoundError)
+    assert "FileNotFoundError: corpus.txt was moved (test_data_hashes.py" in str(refused.value)
+
+
+def test_data_without_a_digest_may_need_a_running_trainer(tmp_path):
+    checked = check_study(finished_study(tmp_path, "Missing", None))
+    assert not checked.trials_remain
 
 
 def test_the_folder_of_the_data_is_no_part_of_it(tmp_path):

@@ -149,7 +149,7 @@ def test_a_stored_metric_whose_name_became_a_column_is_kept_beside_it(tmp_path):
     made = setup(str(tmp_path), metrics=["examples", "point"])
     with refuses("study.metrics", "examples"):
         check_study(made)
-    data = set_up_data(made)
+    data, _ = set_up_data(made)
     cell = Cell(16, 0.5)
     curve = {
         "step": [8],
