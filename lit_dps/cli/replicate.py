@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -164,7 +165,8 @@ def write_pages(
         parts.append(_part(record.name, complete_subset(record), file, storage, images))
         sparse = sparse_subset(record)
         if sparse is not None:
-            parts.append(_part(sparse[0].name, sparse, file, storage, images))
+            part = _part(sparse[0].name, sparse, file, storage, images)
+            parts.append(replace(part, is_subset=True))
     if not parts:
         raise StorageError(
             "the storage has no study of the replication. Run one of its configurations, "

@@ -12,7 +12,6 @@ from lit_dps.replication.estimates import MIN_SAMPLES
 # A cell is incomplete if it has less than this share of the trials of the fullest cell. K* of so
 # few points is too high, by more than the noise of a search includes.
 MIN_SHARE_OF_TRIALS = 0.5
-SPARSE = "-sparse"  # follows the name of a study in the name of its `sparse_subset`
 MIN_BATCH_SIZES = 3  # of a part that compares sparsities, since the law has two constants
 
 
@@ -72,7 +71,7 @@ def complete_subset(record: StudyRecord) -> tuple[StudyRecord, str]:
 def sparse_subset(record: StudyRecord) -> tuple[StudyRecord, str] | None:
     """Return the part that compares sparsities, if `complete_subset` has only one of them.
 
-    It is the largest grid of at least two sparsities, and is named like the study and `SPARSE`.
+    It is the largest grid of at least two sparsities, and is named like the study and "-sparse".
     With fewer than `MIN_BATCH_SIZES` batch sizes it is None.
     """
     if len(_largest_grid(record)[0]) > 1:
@@ -81,7 +80,7 @@ def sparse_subset(record: StudyRecord) -> tuple[StudyRecord, str] | None:
     if len(batch_sizes) < MIN_BATCH_SIZES:
         return None
     subset, dropped = _without_other_cells(record, sparsities, batch_sizes)
-    return replace(subset, name=record.name + SPARSE), dropped
+    return replace(subset, name=f"{record.name}-sparse"), dropped
 
 
 def _without_other_cells(

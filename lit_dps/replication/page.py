@@ -17,7 +17,7 @@ from lit_dps.core.paper_protocol import BATCH_SIZES, TRIALS
 from lit_dps.replication.claims import Claim, Judgement
 from lit_dps.replication.comparable import is_search, workload_and_goal
 from lit_dps.replication.estimates import is_misfit
-from lit_dps.replication.incomplete_cells import SPARSE, incomplete_cells
+from lit_dps.replication.incomplete_cells import incomplete_cells
 from lit_dps.replication.parts import Image, Machine, Part, escaped, judge_parts, scale_of, table
 from lit_dps.replication.rules import Verdict
 
@@ -233,7 +233,7 @@ def _extent_of(parts: Sequence[Part]) -> str:
     distinct_repeats = _distinct(repeats)
     finished -= len(trials) - len(distinct_trials)
     steps = sum(run.steps_run for run in (*distinct_trials, *distinct_repeats))
-    studies = len({part.name.removesuffix(SPARSE) for part in parts})
+    studies = sum(not part.is_subset for part in parts)
     count = "1 study" if studies == 1 else f"{studies} studies"
     text = (
         f"The evidence is {count} with {finished:,} trials, "

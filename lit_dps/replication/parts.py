@@ -73,6 +73,7 @@ class Part:
         images: Its figures.
         core: The grid that its configuration declares; None if this is the entire study.
         incomplete: The incomplete cells as text; empty without any.
+        is_subset: True for the `sparse_subset` of a study that is a part too.
     """
 
     study: Analysis
@@ -80,6 +81,7 @@ class Part:
     images: Sequence[Image] = ()
     core: Core | None = None
     incomplete: str = ""
+    is_subset: bool = False
 
     @property
     def name(self) -> str:

@@ -201,6 +201,13 @@ def test_the_front_page_has_the_papers_figures_from_the_widest_study_and_is_shor
     assert ["`large`", "S=0"] in [row[:2] for row in critical]
 
 
+def test_a_subset_is_no_study_of_its_own_and_a_name_is_no_mark():
+    whole, other = part("grows"), part("grows-sparse")
+    assert summary_of(front(whole, other)).studies == 2
+    subset = dataclasses.replace(other, is_subset=True)
+    assert summary_of(front(whole, subset)).studies == 1
+
+
 def test_what_two_claims_rest_on_is_said_once():
     record = part("grows").study.record
     init = CONFIG["model"]["init_args"] | {"optimizer": "momentum"}
