@@ -25,7 +25,7 @@ from lit_dps.core.config_yaml import ConfigDumper
 from lit_dps.core.errors import UserError
 from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.record import StudyRecord
-from lit_dps.core.text import shorten
+from lit_dps.core.text import escape, shorten
 from lit_dps.core.trial import Status, TrialResult, text_of
 from lit_dps.core.unit import EXAMPLES, value_at
 from lit_dps.report.document import CellEntry, Document, run_document
@@ -47,7 +47,7 @@ def main(command: CommandLine) -> Outcome:
     if options.checkpoint:
         checkpoint = Path(options.checkpoint)
 
-    record = read_study(storage.optuna_url, options.of, options.trust)
+    record = read_study(storage.optuna_url, options.of, options.trust, escapes=False)
     stored = stored_trial(record, record.parse_cell(options.cell), options.point)
     if checkpoint is not None:
         check_is_new(checkpoint)
@@ -55,7 +55,8 @@ def main(command: CommandLine) -> Outcome:
         _check_trust(record, storage)
     setup = replace(_rebuilt(record), storage=storage)
     point = ", ".join(f"{key} {text_of(value)}" for key, value in stored.trial.params.items())
-    print(f"study {record.name}, {stored.trial}: {point}", file=sys.stderr, flush=True)
+    line = escape(f"study {record.name}, {stored.trial}: {point}")
+    print(line, file=sys.stderr, flush=True)
     attempt = retrain(setup, record, stored, checkpoint)
     if attempt.traceback:
         print(attempt.traceback, file=sys.stderr)
@@ -64,7 +65,7 @@ def main(command: CommandLine) -> Outcome:
             print(f"checkpoint: {checkpoint}")
         else:
             print("checkpoint: none was written")
-    print(f"{attempt.outcome}; {compare_with_stored(attempt, stored)}")
+    print(escape(f"{attempt.outcome}; {compare_with_stored(attempt, stored)}"))
     document = _document(record, stored, attempt, checkpoint)
     code = ExitCode.DONE
     if attempt.status is None:

@@ -14,7 +14,7 @@ from lit_dps.core.aliases import present_engine, warn_of_former_name, warn_of_id
 from lit_dps.core.errors import ConfigError, is_number
 from lit_dps.core.record import grid
 from lit_dps.core.repeats import RepeatPlan
-from lit_dps.core.search_space import parse_box
+from lit_dps.core.search_space import Choices, parse_box
 from lit_dps.core.statistic import Statistic, statistic_named
 from lit_dps.core.trial import Cell, Value, check_names, check_printable, check_sparsity
 
@@ -256,6 +256,17 @@ class StudyConfig:
         for key, box in self.space.items():
             box.check(f"study.space.{key}")
 
+    def check_texts(self) -> None:
+        """Raise ConfigError for an axis or a choice that has a text with invisible characters.
+
+        Studies of earlier versions may have them. Their trials can only be trained again.
+        """
+        for key, values in self.axes.items():
+            check_printable(f"study.grid.{key}", values)
+        for key, box in self.space.items():
+            if isinstance(box, Choices):
+                check_printable(f"study.space.{key}.choices", box.choices)
+
     def _check_grid(self) -> None:
         _nonempty_unique("study.batch_sizes", self.batch_sizes)
         for batch_size in self.batch_sizes:
@@ -273,7 +284,6 @@ class StudyConfig:
             check_kind(f"study.grid.{key}", values)
             _nonempty_unique(f"study.grid.{key}", values)
             check_names(f"study.grid.{key}", values)
-            check_printable(f"study.grid.{key}", values)
         for cell in self.cells:
             if max(len(part.encode()) for part in cell.stored_name.split("/")) > CELL_BYTES:
                 allowed = f"keys and values that take at most {CELL_BYTES} bytes"

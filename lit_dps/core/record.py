@@ -19,6 +19,7 @@ from lit_dps.core.repeats import RepeatPlan, missing_repeats
 from lit_dps.core.search_space import Box, ExpandedSpace, short_names
 from lit_dps.core.statistic import MINIMUM, Statistic, statistic_named
 from lit_dps.core.step_timing import StepTiming
+from lit_dps.core.text import escape
 from lit_dps.core.trial import (
     Cell,
     RepeatId,
@@ -332,7 +333,8 @@ def _axis_text(key: str, values: Iterable[Value]) -> str:
 def _parse_value(text: str, values: Iterable[Value]) -> Value | None:
     """Return the value of an axis that a text means: by its text, else by its number."""
     for value in values:
-        if text in (str(value), text_of(value), last_name(value)):
+        texts = (str(value), text_of(value), last_name(value))
+        if text in texts or text in map(escape, texts):
             return value
     try:
         number = float(text)

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from lit_dps.core.errors import ConfigError, is_number
-from lit_dps.core.trial import Value, check_printable, short_name, text_of
+from lit_dps.core.trial import Value, short_name, text_of
 
 Scale = Literal["linear", "log", "reverse_log"]
 
@@ -160,7 +160,6 @@ class Choices:
             raise ConfigError(key, self.choices, "numbers alone, or names and class paths alone")
         if not all(isinstance(value, str) or math.isfinite(value) for value in self.choices):
             raise ConfigError(key, self.choices, "finite numbers")
-        check_printable(key, self.choices)
         if len(set(map(text_of, self.choices))) < len(self.choices):
             raise ConfigError(key, self.choices, "values that differ, names in their last part")
 

@@ -71,6 +71,7 @@ def read_study(
     truncates: bool = True,
     min_race_factor: float | None = 0.0,
     min_repeat_slack: float | None = 0.0,
+    escapes: bool = True,
 ) -> StudyRecord:
     """Read a study, finished or not; change nothing in the storage.
 
@@ -84,6 +85,9 @@ def read_study(
         min_race_factor: A race factor that replaces the stored one if it is larger; None is the
             largest.
         min_repeat_slack: The same for the slack of repeats (`RepeatPlan`).
+        escapes: Whether configuration, cells and samples have escapes such as \\u200c in place of
+            invisible characters, which no terminal may show. If not, they have the values that were
+            trained.
 
     Raises:
         UntrustedCode: if they may not, and there are any that are not imported yet.
@@ -101,18 +105,24 @@ def read_study(
                 key="study.name",
                 value=name,
             )
-        header = escape_json(headers[name])
+        header = headers[name]
+        if escapes:
+            header = escape_json(header)
         check_format(header[schema.FORMAT_ATTR], name, opened)
-        # The cells have values of the escaped header.
+        # The cells may have values of the escaped header.
         study_ids = {escape(study.study_name): study._study_id for study in studies}
         try:
             schema.check_keys(header, schema.HEADER_ATTRS)
             refuse_foreign_code(name, header, trust)
-            header[schema.RACE_FACTOR] = larger_factor(header[schema.RACE_FACTOR], min_race_factor)
             plan = decode_plan(header[schema.REPEATS])
             slack = larger_factor(plan.slack, min_repeat_slack)
-            header[schema.REPEATS] = encode_plan(dataclasses.replace(plan, slack=slack))
-            return _record(name, header, _read_cells(opened, name, header, study_ids, truncates))
+            header = {
+                **header,
+                schema.RACE_FACTOR: larger_factor(header[schema.RACE_FACTOR], min_race_factor),
+                schema.REPEATS: encode_plan(dataclasses.replace(plan, slack=slack)),
+            }
+            trials = _read_cells(opened, name, header, study_ids, truncates, escapes)
+            return _record(name, header, trials)
         except DAMAGE as error:
             if isinstance(error, ConfigError) and error.key in REFUSED_KEYS:
                 # It is no damage.
@@ -142,20 +152,20 @@ def _read_cells(
     header: Mapping[str, Any],
     study_ids: Mapping[str, int],
     truncates: bool,
+    escapes: bool,
 ) -> _Trials:
     cells = schema.cells_of(header)
     seed, race_factor = header[schema.TRIAL_SEED], header[schema.RACE_FACTOR]
     statistic = schema.statistic_of(header)
     plan = decode_plan(header[schema.REPEATS])
-    escaped = escape(name)
-    search_ids = [study_ids.get(schema.cell_study_name(escaped, cell)) for cell in cells]
-    repeat_ids = [study_ids.get(schema.repeats_study_name(escaped, cell)) for cell in cells]
+    search_ids = [study_ids.get(escape(schema.cell_study_name(name, cell))) for cell in cells]
+    repeat_ids = [study_ids.get(escape(schema.repeats_study_name(name, cell))) for cell in cells]
     search_trials = _read_trials(storage, search_ids)
     repeat_trials = _read_trials(storage, repeat_ids)
     read = _Trials({}, {}, {}, {}, {})
     for cell in with_progress("cells read", cells):
-        search = _decode_trials(next(search_trials), cell, seed, truncates)
-        repeated = _decode_trials(next(repeat_trials), cell, seed, truncates)
+        search = _decode_trials(next(search_trials), cell, seed, truncates, escapes)
+        repeated = _decode_trials(next(repeat_trials), cell, seed, truncates, escapes)
         if truncates:
             results = truncate_at_race_limit(search.attempts, race_factor, statistic)
             repeats = truncate_repeats(plan, results, repeated.attempts, statistic)
@@ -285,7 +295,11 @@ class _DecodedTrials(NamedTuple):
 
 
 def _decode_trials(
-    trials: Sequence[FrozenTrial | StoredTrial], cell: Cell, seed: int, truncates: bool
+    trials: Sequence[FrozenTrial | StoredTrial],
+    cell: Cell,
+    seed: int,
+    truncates: bool,
+    escapes: bool,
 ) -> _DecodedTrials:
     """Return the attempts of a cell, and the trials that are started or queued.
 
@@ -302,7 +316,9 @@ def _decode_trials(
             if trial.state is TrialState.RUNNING:
                 running.add(key)
         elif schema.RESULT_ATTR in attrs:
-            params = escape_json(trial.params)
+            params = trial.params
+            if escapes:
+                params = escape_json(params)
             attempts.append(_decode_trial(trial, Trial(cell, key[0], params, seed, key[1])))
     if truncates:
         # A failed trial that runs again is not finished. A waiting one keeps its reason.

@@ -17,6 +17,7 @@ from lit_dps.core.errors import ConfigError
 from lit_dps.core.progress_line import print_wrapped, replace_line
 from lit_dps.core.racing import best_trial
 from lit_dps.core.record import StudyRecord
+from lit_dps.core.text import escape
 from lit_dps.core.trial import LIGHTNING, RANKS, SPARSE_KERNELS, STACKED, Cell, Status, TrialResult
 from lit_dps.engines.trial_engine import TrialEngine
 from lit_dps.parallel import ranks
@@ -119,7 +120,7 @@ def retrain(
         check_unchanged(setup.storage.optuna_url, setup.study.name, setup.identity(data))
     note = _changes_since(setup, data, record, stored)
     if note:
-        print_wrapped(f"note: {note}")
+        print_wrapped(f"note: {escape(note)}")
     torch.set_num_threads(setup.study.threads)
     rules = AttemptRules(record.goal, record.goals, record.train_past_goal, setup.study.metrics)
     attempt = rules.attempt(stored.trial)
