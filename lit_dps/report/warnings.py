@@ -13,6 +13,7 @@ from functools import partial
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.answer import MEDIAN
 from lit_dps.analysis.summary import CellSummary, can_move
+from lit_dps.core.idle_axes import notes_on_idle_axes
 from lit_dps.core.trial import Cell, TrialResult
 from lit_dps.core.unit import SECONDS
 from lit_dps.report.no_result import (
@@ -239,6 +240,14 @@ def notes_of_dry_runs(study: Analysis, level: Level) -> Iterator[Values]:
             yield {"text": text.removesuffix(".")}
 
 
+def notes_without_dry_run(study: Analysis) -> Iterator[Values]:
+    """Yield the notes on idle axes of a study that an earlier version ran, which stored none."""
+    record = study.record
+    for text in notes_on_idle_axes(record.config, record.axes, record.space):
+        if text not in record.notes:
+            yield {"text": text}
+
+
 RESULTS = (
     Note(
         ended_by_clock,
@@ -347,6 +356,7 @@ DRY_RUNS = tuple(
 NOTES = (
     *RESULTS,
     *DRY_RUNS,
+    Note(notes_without_dry_run, "{text}.", level=Level.WEAK),
     *FAILURES,
     *ENVIRONMENTS,
     *PRUNING,

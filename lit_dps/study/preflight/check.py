@@ -41,7 +41,6 @@ from lit_dps.study.preflight.keys import (
     check_new_metrics,
     check_readings,
     check_workers,
-    notes_on_idle_axes,
 )
 from lit_dps.study.preflight.plug_ins import check_plug_ins
 from lit_dps.study.preflight.varied_trials import smallest_trials
@@ -103,8 +102,7 @@ def check_study(setup: StudySetup) -> CheckedStudy:
         data, notes = check_with_dry_run(setup)
     else:
         data, error = set_up_data(setup)
-        notes = dict.fromkeys(notes_on_idle_axes(setup), Level.WEAK)
-        notes |= _notes_on_other_samples(setup, record)
+        notes = _notes_on_other_samples(setup, record)
     check_place(storage.mlflow_uri)
     # MLflow's storage may be unavailable; the study then runs without MLflow.
     check_writable(storage.optuna_url)

@@ -13,6 +13,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lit_dps.core.idle_axes import notes_on_idle_axes
 from lit_dps.core.search_space import RATE_NAMES, Choices
 from lit_dps.core.trial import Trial, Value, text_of
 from lit_dps.engines.trial_settings import TrialSettings
@@ -21,7 +22,6 @@ from lit_dps.report.notes import Level
 from lit_dps.study.data_hashes import fingerprint
 from lit_dps.study.preflight.keys import (
     keys_that_vary,
-    notes_on_idle_axes,
     rules_of,
 )
 from lit_dps.study.preflight.short_trial import goal_of, perturb, run_short
@@ -51,7 +51,8 @@ def idle_keys(settings: TrialSettings, setup: StudySetup) -> dict[str, Level]:
         setup: The study.
     """
     study = setup.study
-    notes = dict.fromkeys(notes_on_idle_axes(setup), Level.WEAK)
+    idle = notes_on_idle_axes(setup.config(), study.axes, study.space)
+    notes = dict.fromkeys(idle, Level.WEAK)
     tested: list[str] = []
     for key in keys_that_vary(setup):
         if key.startswith("pruning.") and not max(study.sparsities):

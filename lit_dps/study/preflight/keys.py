@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import importlib
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -19,6 +19,7 @@ from lit_dps.core.batch_schedule import CONSTANT, NAME_KEY, NO_RATE_RULE, OPTION
 from lit_dps.core.config import MAX_STEPS
 from lit_dps.core.errors import ConfigError
 from lit_dps.core.goal import RESERVED_NAMES
+from lit_dps.core.idle_axes import fixed_value, idle_axes, keys_that_are_off
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.search_space import Choices
 from lit_dps.core.trial import Cell, Trial, Value, text_of
@@ -49,18 +50,6 @@ TRAINER_KEYS = [
     "trainer.gradient_clip_algorithm",
     "trainer.precision",
 ]
-# Keys that act only if another key has a value other than these.
-_LOCAL_SGD_OFF = {
-    "local.workers": (1,),
-    "local.outer_learning_rate": (1,),
-    "local.outer_momentum": (0,),
-}
-_OFF_VALUES: dict[str, dict[str, tuple]] = {
-    "local.steps": _LOCAL_SGD_OFF,
-    "local.start": _LOCAL_SGD_OFF,
-    "local.outer_nesterov": {"local.outer_momentum": (0,)},
-    "trainer.gradient_clip_algorithm": {"trainer.gradient_clip_val": (None, 0)},
-}
 
 
 def check_goals(setup: StudySetup) -> None:
@@ -320,20 +309,13 @@ def check_effects(setup: StudySetup) -> list[str]:
 def check_new_axes(setup: StudySetup) -> None:
     """Raise ConfigError for an axis or a searched key of a new study that acts in no trial.
 
-    Its values would train the same. A stored study may have one, and `idle_keys` notes it.
+    Its values would train the same. A stored study may have one, and its reports note it.
     """
-    for key, switches in keys_that_are_off(setup):
-        if key in keys_that_vary(setup):
-            source = GRID if key in setup.study.axes else SPACE
-            allowed = f"another key, because {key} has no effect while {switches} is off"
-            raise ConfigError(source, key, allowed)
-
-
-def notes_on_idle_axes(setup: StudySetup) -> Iterator[str]:
-    """Yield a note for each axis and searched key that acts in no trial, as `check_new_axes`."""
-    for key, switches in keys_that_are_off(setup):
-        if key in keys_that_vary(setup):
-            yield f"{key} has no effect while {switches} is off: its values train the same"
+    study = setup.study
+    for key, switches in idle_axes(setup.config(), study.axes, study.space).items():
+        source = GRID if key in study.axes else SPACE
+        allowed = f"another key, because {key} has no effect while {switches} is off"
+        raise ConfigError(source, key, allowed)
 
 
 def keys_that_vary(setup: StudySetup) -> list[str]:
@@ -342,21 +324,11 @@ def keys_that_vary(setup: StudySetup) -> list[str]:
     return [*axes, *setup.study.space]
 
 
-def keys_that_are_off(setup: StudySetup) -> Iterator[tuple[str, str]]:
-    """Yield each key that acts in no trial, because other keys are off, and these as text."""
-    # Another module may clip by itself, with the trainer's algorithm.
-    is_ours = setup.workload.model["class_path"].startswith("lit_dps.")
-    for key, off_values in _OFF_VALUES.items():
-        if key.startswith("trainer.") and not is_ours:
-            continue
-        if not any(_has_other(setup, switch, off) for switch, off in off_values.items()):
-            yield key, " or ".join(off_values)
-
-
 def _idle_values(setup: StudySetup) -> Iterator[str]:
     """Yield a note for each fixed value that acts in no trial."""
-    for key, switches in keys_that_are_off(setup):
-        value = _fixed_value(setup, key)
+    config = setup.config()
+    for key, switches in keys_that_are_off(config, setup.study.axes, setup.study.space):
+        value = fixed_value(config, key)
         if value not in (None, getattr(LocalSGDSchedule(), key.partition(".")[2], None)):
             yield f"{key} = {text_of(value)} has no effect while {switches} is off"
 
@@ -379,24 +351,6 @@ def rules_of(setup: StudySetup) -> list[str]:
         return list(map(str, box.choices))
     fixed = setup.workload.model.get("init_args", {}).get("optimizer", "sgd")
     return list(map(str, setup.study.axes.get("model.optimizer", [fixed])))
-
-
-def _has_other(setup: StudySetup, key: str, off: tuple) -> bool:
-    """Return True if a trial has a value of a key that is not in `off`."""
-    values: Iterable[Any] = [_fixed_value(setup, key)]
-    if key in setup.study.axes:
-        values = setup.study.axes[key]
-    elif key in setup.study.space:
-        values = setup.study.space[key].extremes
-    return any(value not in off for value in values)
-
-
-def _fixed_value(setup: StudySetup, key: str) -> Any:
-    """Return the value of a key of the section local or trainer; None for an omitted argument."""
-    section, _, name = key.partition(".")
-    if section == "local":
-        return getattr(setup.local, name)
-    return setup.workload.trainer.get(name)
 
 
 def _refuse_lost_arguments(source: str, key: str, spec: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lit_dps.core.idle_axes import notes_on_idle_axes
 from lit_dps.core.trial import Cell
 from lit_dps.report.warnings import study_notes
 from lit_dps.storage.merge import merge
@@ -65,6 +66,22 @@ def test_a_merge_keeps_the_notes_of_both(url, tmp_path, is_new):
     with open_elsewhere(url, target) as other:
         merge(target, [other])
     assert read_study(target, "fake").notes == (RANDOM if is_new else IDLE | RANDOM)
+
+
+def test_the_report_names_idle_axes_that_no_dry_run_noted():
+    cells = {}
+    for steps in (1, 4):
+        cell = Cell(4, 0.0, (("local.steps", steps),))
+        cells[cell] = law_results(cell, 2, 4e4, 60)
+    switched_on = {"local": {"workers": 2}}
+    for config, count in (({}, 1), (switched_on, 0)):
+        study = analysis_of(cells, axes={"local.steps": [1, 4]}, config=config)
+        noted = [line for line in study_notes(study) if line.startswith("local.steps has no")]
+        assert len(noted) == count
+    # A dry run of the same study has stored the note.
+    (text,) = notes_on_idle_axes({}, {"local.steps": [1, 4]}, {})
+    study = analysis_of(cells, axes={"local.steps": [1, 4]}, notes={text: "WEAK"})
+    assert [line for line in study_notes(study) if text in line] == [f"Dry run: {text}."]
 
 
 def test_the_report_has_each_note_once_the_most_harmful_first():
