@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lit_dps.core.local_sgd import LocalSGDSchedule
+from lit_dps.core.record import setting
 from lit_dps.core.search_space import Box
 from lit_dps.core.trial import Value
 
@@ -57,7 +58,7 @@ def keys_that_are_off(
 ) -> Iterator[tuple[str, str]]:
     """Yield each key that acts in no trial, because other keys are off, and these as text."""
     # Another module may clip by itself, with the trainer's algorithm.
-    is_ours = config.get("model", {}).get("class_path", "").startswith("lit_dps.")
+    is_ours = str(setting(config, "model.class_path")).startswith("lit_dps.")
     for key, off_values in _OFF_VALUES.items():
         if key.startswith("trainer.") and not is_ours:
             continue
