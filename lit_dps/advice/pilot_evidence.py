@@ -92,6 +92,18 @@ class PilotRun:
     best: float | None = None
     check_seconds: float | None = None
 
+    def advice(self, goal: Goal) -> str:
+        """Return what may make the run meet its goal, by how it ended, if it has missed it."""
+        if self.status == Status.INFEASIBLE:
+            return "It diverged. Choose a lower learning rate."
+        if self.status == Status.STOPPED:
+            return "The module or a callback ended it. Let it train longer, or choose another goal."
+        budgets = ["goal.max_steps"]
+        for column in goal.limits:
+            budgets.append(f"goal.max_{column}")
+        larger = " and ".join(budgets)
+        return f"Choose an easier goal, a larger {larger}, or another learning rate."
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON."""
         stored = asdict(self)

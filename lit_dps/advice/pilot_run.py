@@ -33,6 +33,7 @@ def train_pilot(
         Interrupted: if the user asked to stop.
         UserError: with the cause of a run that failed.
     """
+    goal = question.setup.built_goal
     pilot = PilotRun.of_stored(question.store.read())
     if pilot is None:
         pilot = _run_pilot(question, plan, clock, stop)
@@ -43,22 +44,20 @@ def train_pilot(
     if pilot.steps is None:
         best = ""
         if pilot.best is not None:
-            metric = question.setup.built_goal.metric
-            best = f", its best {metric} was {number_text(pilot.best)}"
+            best = f", its best {goal.metric} was {number_text(pilot.best)}"
         print_line(
             f"  the run did not meet the goal in {pilot.steps_run} steps ({pilot.status}){best}. "
-            "Choose an easier goal, a larger goal.max_steps, or another learning rate."
+            f"{pilot.advice(goal)}"
         )
         store_bound(question.store, plan.batch_size, pilot.steps_run)
         return None
     print_line(
         f"  the run met the goal after {pilot.steps} steps, {format_duration(pilot.seconds, 2)}"
     )
-    interval = question.setup.built_goal.check_interval
-    if pilot.steps <= interval:
+    if pilot.steps <= goal.check_interval:
         print_line(
             "  that is its first validation, so it may have met the goal earlier. Set "
-            f"goal.check_interval below {interval} and another study.name."
+            f"goal.check_interval below {goal.check_interval} and another study.name."
         )
         return None
     if pilot.noise is not None:
@@ -78,8 +77,8 @@ def _run_pilot(
         # A command was killed between the end of the run and the line that stores it below.
         print_line(f"your run, by an earlier command: {_settings_text(plan)}")
     elif clock.remaining > 0:
-        max_steps = question.setup.built_goal.max_steps
-        print_line(f"your run: {_settings_text(plan)}, at most {max_steps} steps")
+        budget = question.setup.built_goal.budget_text
+        print_line(f"your run: {_settings_text(plan)}, at most {budget}")
         file = pilot_checkpoint(question.setup)
         change = partial(pilot_setup, reads_noise=question.reads_noise, file=file)
         chosen = ChosenPoints(plan.points(plan.batch_size, (1.0,)), change=change)

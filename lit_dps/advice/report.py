@@ -175,8 +175,7 @@ def _why_no_answer(question: Question) -> list[str]:
     elif pilot.steps is None:
         best = "" if pilot.best is None else f" (best {goal.metric}: {number_text(pilot.best)})"
         why = (
-            f"Your run did not meet the goal in {pilot.steps_run} steps{best}. Choose an easier "
-            "goal, a larger goal.max_steps, or another learning rate."
+            f"Your run did not meet the goal in {pilot.steps_run} steps{best}. {pilot.advice(goal)}"
         )
     elif pilot.steps <= goal.check_interval:
         why = (

@@ -467,9 +467,12 @@ def _explain(setup: StudySetup, remaining: _Remaining, basis: str) -> list[str]:
                 "with it"
             )
     if remaining.has_repeats:
-        text = "repeats, at most: every repeat runs to max_steps"
+        end = "runs to max_steps"
+        if goal.limits:
+            end = "spends its budget"
+        text = f"repeats, at most: every repeat {end}"
         if remaining.has_trials and setup.workers > 1:
-            text = "repeats, at most: one worker runs all repeats, each to max_steps"
+            text = f"repeats, at most: one worker runs all repeats, and each {end}"
         if setup.study.repeat_plan.slack is not None:
             text += f", or to {setup.study.repeat_plan.slack:g} x K* if its cell has one"
         lines.append(text)

@@ -85,7 +85,7 @@ class Study:
 
     @property
     def quality(self) -> pd.DataFrame:
-        """The best metric of each cell within max_steps (`budgets.quality_rows`)."""
+        """The best metric of each cell within the budget (`budgets.quality_rows`)."""
         return self.analysis.quality
 
     @property

@@ -56,7 +56,7 @@ def _repeats_text(study: Analysis, width: int | None) -> str:
     which = "the best sample"
     if plan.points > 1:
         which = f"the {plan.points} best samples"
-    until = "max_steps"
+    until = study.record.goal.budget_text
     if plan.slack is not None:
         until = f"{plan.slack:g} x K*"
     seeds = counted(plan.count, "fresh seed")

@@ -208,8 +208,8 @@ FAILURES = (
     ),
     Note(
         stopped_trials,
-        "{trials_were} stopped by the module or a callback before the goal and max_steps, so K* "
-        "depends on it: {reason}",
+        "{trials_were} stopped by the module or a callback before the goal and the end of the "
+        "budget, so K* depends on it: {reason}",
         level=Level.WEAK,
     ),
     Note(

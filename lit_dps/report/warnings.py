@@ -305,14 +305,13 @@ RESULTS = (
     ),
     Note(
         first_check_bounds,
-        "K* at {places} is an upper bound (<=), so it may be faster there: lower "
-        "goal.check_interval.",
+        "K* at {places} is an upper bound (<=) and may be lower: lower goal.check_interval.",
         "K* is at the first validation in {count} of {cells} cells. The law leaves them out.",
         Level.WEAK,
     ),
     Note(
         median_bounds,
-        "The median K over seeds at {places} is an upper bound (<=), so it may be faster there.",
+        "The median K over seeds at {places} is an upper bound (<=) and may be lower.",
         "It is at the first validation (lower goal.check_interval), or repeats were stopped before "
         "they could meet the goal. The law leaves it out.",
         Level.WEAK,

@@ -1,4 +1,4 @@
-"""The best metric within max_steps by batch size (Shallue et al. 2019, "solution quality")."""
+"""The best metric within the budget by batch size (Shallue et al. 2019, "solution quality")."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lit_dps.report.figures.budgets import metric_axis, metric_label, why_no_met
 from lit_dps.report.figures.page_size import new_figure
 
 NAME, PAPER = "quality", ""
-CAPTION = "best validation error within max_steps against batch size"
+CAPTION = "best validation error within the budget of a trial against batch size"
 
 
 def by_default(study: Analysis) -> bool:
@@ -40,12 +40,12 @@ def notes(study: Analysis) -> list[str]:
     lines = []
     if bounds:
         lines.append(
-            f"The best value within max_steps is a bound in {bounds} of {len(table)} cells, drawn "
-            "hollow: trials stopped earlier. Set study.train_past_goal to train to max_steps."
+            f"The best value within the budget is a bound in {bounds} of {len(table)} cells, drawn "
+            "hollow: trials stopped earlier. Set study.train_past_goal to spend it."
         )
     if late:
         lines.append(
-            f"The best value is in the last tenth of max_steps in {late} of {len(table)} cells. "
+            f"The best value is in the last tenth of the budget in {late} of {len(table)} cells. "
             "Longer trials may improve it."
         )
     return lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -192,3 +193,17 @@ def test_a_bound_of_a_validation_that_stopped_early_is_no_best_value():
     assert PilotRun.of_record(record_of(run), PLAN).best == 0.3
     run.curve["exact"] = [0] * 10
     assert PilotRun.of_record(record_of(run), PLAN).best is None
+
+
+@pytest.mark.parametrize(
+    ("status", "keys"),
+    [
+        ("incomplete", {"goal.max_steps", "goal.max_examples"}),
+        ("infeasible", set()),
+        ("stopped", set()),
+    ],
+)
+def test_advice_on_a_missed_goal_names_the_budgets_that_may_have_ended_the_run(status, keys):
+    goal = Goal(0.1, check_interval=10, max_steps=400, max_examples=1000)
+    pilot = PilotRun(steps=None, steps_run=40, seconds=1.0, status=status, noise=None)
+    assert set(re.findall(r"goal\.\w+", pilot.advice(goal))) == keys

@@ -1,6 +1,7 @@
 """The report of a study: what the table says, to the letter, and the rows behind it."""
 
 import csv
+import dataclasses
 import re
 import subprocess
 import sys
@@ -11,14 +12,16 @@ import pytest
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.tables import frame, records, value_text, write_csv
 from lit_dps.core.atomic_write import replacing
+from lit_dps.core.goal import Goal
 from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Series
 from lit_dps.report.no_result import COUNT_HEADS
+from lit_dps.report.repeats import repeats_section
 from lit_dps.report.text import render
 from lit_dps.report.warnings import no_k_star, study_notes
 from lit_dps.storage.read import read_study
 from tests.support.errors import raises_about
-from tests.support.fake_study import law_study, result, write_study
+from tests.support.fake_study import analysis_of, law_study, result, write_study
 from tests.support.texts import numbers_in
 
 SPACE = {
@@ -220,3 +223,17 @@ print(sorted({"matplotlib", "torch", "lightning", "mlflow"} & set(sys.modules)))
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "[]\n"
+
+
+def test_repeats_without_a_slack_end_at_each_budget_of_the_goal():
+    cell = Cell(8)
+    best = result(cell, 0, 160)
+    repeat = dataclasses.replace(best, trial=dataclasses.replace(best.trial, repeat=1))
+    study = analysis_of(
+        {cell: [best]},
+        goal=Goal(0.1, check_interval=16, max_steps=400, max_examples=2000),
+        repeated={cell: [repeat]},
+        repeats={"count": 1, "points": 1, "race_factor": None},
+    )
+    head = repeats_section(study).splitlines()[0]
+    assert numbers_in(head.replace(",", "")) == [1, 400, 2000]
