@@ -11,7 +11,7 @@ import dataclasses
 import importlib
 import inspect
 from collections.abc import Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from lit_dps.analysis.readings import TABLE_COLUMNS, reserved_columns
@@ -26,7 +26,7 @@ from lit_dps.core.trial import Cell, Trial, Value, text_of
 from lit_dps.core.trial_config import AVERAGE_KEY, BatchConfig
 from lit_dps.core.unit import STEPS
 from lit_dps.engines.trial_settings import METHOD_OPTIONS, takes_option
-from lit_dps.optim import RULES
+from lit_dps.optim import RULES, RateSchedule
 from lit_dps.pruning import pruner_of
 from lit_dps.pruning.from_file import PATH_KEY
 from lit_dps.readings.reading import KEY as READINGS_KEY
@@ -295,7 +295,7 @@ def check_effects(setup: StudySetup) -> list[str]:
     if sparsity and sparsity not in study.sparsities:
         allowed = f"one of study.sparsities {study.sparsities}, or omitted"
         raise ConfigError("pruning.sparsity", sparsity, allowed)
-    notes = [*_idle_weight_decay(setup), *_idle_values(setup)]
+    notes = [*_idle_arguments(setup), *_idle_values(setup)]
     if setup.goal.early_reject and not setup.built_goal.is_pointwise:
         notes.append(f"no check stops early, because goal.rule {setup.goal.rule} needs each value")
     if sparsity and study.sparsities != [sparsity]:
@@ -333,34 +333,67 @@ def _idle_values(setup: StudySetup) -> Iterator[str]:
             yield f"{key} = {text_of(value)} has no effect while {switches} is off"
 
 
-def _idle_weight_decay(setup: StudySetup) -> Iterator[str]:
-    """Yield a note if our module has a weight decay that none of its update rules applies."""
+def _idle_arguments(setup: StudySetup) -> Iterator[str]:
+    """Yield a note for each argument of our module that none of its rules and schedules reads."""
     model = setup.workload.model
-    decay = model.get("init_args", {}).get("weight_decay", 0)
-    rules = rules_of(setup)
-    if not decay or not model["class_path"].startswith("lit_dps."):
+    if not model["class_path"].startswith("lit_dps."):
         return
-    if all(rule in RULES and "weight_decay" not in RULES[rule].hyperparameters for rule in rules):
-        yield f"model.weight_decay = {decay:g} has no effect with optimizer {', '.join(rules)}"
+    rules = rules_of(setup)
+    schedules = _choices_of(setup, "schedule", RateSchedule.name)
+    readers: dict[str, str] = {}
+    if all(rule in RULES for rule in rules):
+        of_rules = set(chain.from_iterable(RULES[rule].hyperparameters for rule in rules))
+        for name in set(chain.from_iterable(rule.hyperparameters for rule in RULES.values())):
+            if name not in of_rules:
+                readers[name] = f"optimizer {', '.join(rules)}"
+    if not any(name == "wsd" for name in schedules):
+        readers["decay_share"] = f"schedule {', '.join(schedules)}"
+    if all(name == RateSchedule.name for name in schedules):
+        for name in ("decay_steps", "end_factor"):
+            readers[name] = f"schedule {RateSchedule.name}"
+    # The command line adds the defaults of all other arguments.
+    for name, value in _changed_arguments(model).items():
+        key = f"model.{name}"
+        # Trials that vary an argument replace its fixed value.
+        is_fixed = key not in setup.study.axes and key not in setup.space
+        if name in readers and is_fixed:
+            yield f"{key} = {text_of(value)} has no effect with {readers[name]}"
 
 
 def rules_of(setup: StudySetup) -> list[str]:
     """Return the values of `model.optimizer` of a study with a module of lit_dps."""
-    box = setup.space.get("model.optimizer")
+    return _choices_of(setup, "optimizer", "sgd")
+
+
+def _choices_of(setup: StudySetup, name: str, default: str) -> list[str]:
+    """Return the values of an argument of a module of lit_dps that is a name."""
+    key = f"model.{name}"
+    box = setup.space.get(key)
     if isinstance(box, Choices):
         return list(map(str, box.choices))
-    fixed = setup.workload.model.get("init_args", {}).get("optimizer", "sgd")
-    return list(map(str, setup.study.axes.get("model.optimizer", [fixed])))
+    fixed = setup.workload.model.get("init_args", {}).get(name, default)
+    return list(map(str, setup.study.axes.get(key, [fixed])))
 
 
 def _refuse_lost_arguments(source: str, key: str, spec: Mapping[str, Any]) -> None:
     """Raise ConfigError if a class that others replace was configured with arguments."""
+    for argument, value in _changed_arguments(spec).items():
+        allowed = (
+            f"a class without arguments. {key}.{argument} = {value!r} would be lost: "
+            "remove it, or make it an axis too"
+        )
+        raise ConfigError(source, key, allowed)
+
+
+def _changed_arguments(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a class that differ from their defaults; {} without a signature."""
     module, _, name = spec["class_path"].rpartition(".")
     try:
         parameters = inspect.signature(getattr(importlib.import_module(module), name)).parameters
     except (ImportError, AttributeError, ValueError):
         # A class within another class, or one of a library in C, has no readable signature.
-        return
+        return {}
+    changed = {}
     for argument, value in (spec.get("init_args") or {}).items():
         default = inspect.Parameter.empty
         if argument in parameters:
@@ -368,8 +401,5 @@ def _refuse_lost_arguments(source: str, key: str, spec: Mapping[str, Any]) -> No
         if isinstance(default, tuple):
             default = list(default)
         if value != default:
-            allowed = (
-                f"a class without arguments. {key}.{argument} = {value!r} would be lost: "
-                "remove it, or make it an axis too"
-            )
-            raise ConfigError(source, key, allowed)
+            changed[argument] = value
+    return changed

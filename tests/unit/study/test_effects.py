@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 
@@ -65,3 +66,24 @@ def test_a_weight_decay_that_a_rule_may_apply_is_accepted():
         accepted[0].study, space={**SPACE, "model.optimizer": Choices(["sgd", "adamw"])}
     )
     assert check_effects(dataclasses.replace(with_decay("sgd", {}), study=study)) == []
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "given", "grid", "idle"),
+    [
+        ("adam", {"momentum": 0.95, "epsilon": 1e-6}, {}, {"momentum"}),
+        ("adam", {"momentum": 0.95}, {"model.optimizer": ["adam", "momentum"]}, set()),
+        ("adam", {"momentum": 0.95}, {"model.momentum": [0.9, 0.95]}, set()),
+        ("momentum", {"beta2": 0.99, "refresh_steps": 5}, {}, {"beta2", "refresh_steps"}),
+        ("sgd", {"decay_steps": 50, "end_factor": 0.1}, {}, {"decay_steps", "end_factor"}),
+        ("sgd", {"decay_steps": 50}, {"model.schedule": ["constant", "linear"]}, set()),
+        ("sgd", {"beta1": 0.9, "epsilon": 1e-8, "decay_steps": 40_000}, {}, set()),  # defaults
+        ("sgd", {"warmup_steps": 5, "label_smoothing": 0.1, "weight_decay": 0.0}, {}, set()),
+        ("sgd", {"schedule": "linear", "decay_steps": 50, "decay_share": 0.5}, {}, {"decay_share"}),
+        ("sgd", {"schedule": "wsd", "decay_steps": 50, "decay_share": 0.5}, {}, set()),
+    ],
+)
+def test_an_argument_that_neither_rule_nor_schedule_reads_has_a_note(optimizer, given, grid, idle):
+    arguments = {**MODEL["init_args"], "optimizer": optimizer, **given}
+    notes = check_effects(setup(grid, model={**MODEL, "init_args": arguments}))
+    assert {re.search(r"model\.(\w+)", note)[1] for note in notes} == idle
