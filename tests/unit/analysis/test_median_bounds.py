@@ -1,16 +1,11 @@
 """A median over seeds at the first check is an upper bound, wherever it is shown."""
 
-import dataclasses
 import math
 
 import pytest
 
-from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.answer import MEDIAN, is_upper_bound
 from lit_dps.core.goal import Goal
-from lit_dps.core.record import StudyRecord
-from lit_dps.core.repeats import RepeatPlan
-from lit_dps.core.search_space import Range
 from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.core.unit import SECONDS, STEPS
 from lit_dps.report.document import study_document
@@ -19,8 +14,8 @@ from lit_dps.report.result_table import result_rows
 from lit_dps.report.warnings import first_check_bounds, median_bounds
 from lit_dps.tracking.description import cell_outcomes
 from lit_dps.tracking.description import scaling as scaling_metrics
+from tests.support.fake_study import analysis_of
 
-SPACE = {"model.learning_rate": Range(1e-3, 10.0, "log")}
 INTERVAL = 8
 # Batch size -> K* and seconds of a step.
 SEARCHED = {8: (64, 0.002), 16: (40, 0.003), 32: (32, 0.006), 64: (16, 0.006)}
@@ -57,22 +52,8 @@ def study(unit=STEPS, searched=SEARCHED, repeated=REPEATED):
         repeats[cell] = []
         for number, k in enumerate(repeated[batch_size], 1):
             repeats[cell].append(run(batch_size, k, each, unit, repeat=number))
-    record = StudyRecord(
-        name="made up",
-        workload="digits",
-        goal=Goal(0.1, check_interval=INTERVAL, max_steps=400, unit=unit.name),
-        space=SPACE,
-        batch_sizes=tuple(searched),
-        sparsities=(0.0,),
-        trials=3,
-        seed=0,
-        goals=(),
-        race_factor=None,
-        config={},
-        results=results,
-        running=dict.fromkeys(results, 0),
-    )
-    return Analysis(dataclasses.replace(record, plan=RepeatPlan(5), repeats=repeats))
+    goal = Goal(0.1, check_interval=INTERVAL, max_steps=400, unit=unit.name)
+    return analysis_of(results, goal=goal, repeated=repeats)
 
 
 @pytest.mark.parametrize("unit", [STEPS, SECONDS])
