@@ -22,6 +22,7 @@ from lit_dps.core.search_space import Choices, Range
 from lit_dps.core.step_timing import CellTiming, StepTiming
 from lit_dps.core.text import format_duration, format_interval
 from lit_dps.core.trial import SPARSE_KERNELS, STACKED, Cell, Series, Status, Trial, TrialResult
+from lit_dps.core.unit import EXAMPLES
 from lit_dps.report.answer import answer_lines
 from tests.support.texts import answer_text
 
@@ -92,6 +93,21 @@ def test_the_examples_to_the_goal_are_counted():
     results = {**found.results, Cell(64): [counted, *found.results[Cell(64)][1:]]}
     counted = dataclasses.replace(found, results=results)
     assert examples_at_the_largest_batch(counted) == 24 * 64 - 5
+
+
+def test_k_star_in_examples_is_a_whole_number_of_steps():
+    # 253 / 4 * (4 * 64 / 253) is not 64 in floating-point numbers.
+    results = {}
+    for batch_size, steps, short_by in ((4, 112, 4), (8, 64, 3), (16, 48, 0), (4096, 28, 1)):
+        best = trial(batch_size, 0, steps, 2.0, unit=EXAMPLES)
+        curve = {"step": [steps - 4, steps], "val_error": [0.5, 0.1], "train_loss": [1.0, 1.0]}
+        curve["examples"] = [batch_size * step - short_by for step in curve["step"]]
+        best = dataclasses.replace(best, curve=curve)
+        results[batch_size] = [best]
+    found = dataclasses.replace(record(results), goal=dataclasses.replace(GOAL, unit="examples"))
+    answer = Analysis(found).answer
+    assert set(answer["why_not_law"]) != {""}  # these K* follow no law
+    assert answer["steps"].tolist() == [112, 64, 48, 28]
 
 
 def test_where_the_batch_grows_times_are_by_the_clock_of_the_runs():

@@ -99,6 +99,20 @@ def test_a_delay_that_the_data_do_not_show_has_only_a_lower_limit():
     assert far["critical_delay"].tolist()[2] == pytest.approx(9.2, rel=0.02)
 
 
+def test_a_delay_without_a_k_star_does_not_extend_the_reach_of_the_law():
+    """Every trial of delay 16 meets the goal at its first check, so each K* there is a bound."""
+
+    def steps(batch_size, delay):
+        if delay == 16:
+            return 1
+        return 4e4 / batch_size + 60 / stable_share(delay)
+
+    (law,) = study(steps, delays=(0, 1, 16), batch_sizes=(4, 16, 64, 1024, 4096)).delay_laws
+    assert set(law.separate) == {0, 1, 16} and {delay for _, delay in law.k_star} == {0, 1}
+    value, (low, high) = law.known_critical_delay(4)
+    assert math.isnan(value) and (low, high) == (31, math.inf)
+
+
 def test_two_points_meet_any_law():
     (law,) = study(
         lambda b, tau: 4e4 / b + 60 / stable_share(tau), delays=(0, 2), batch_sizes=(16,)

@@ -33,9 +33,15 @@ def on(analysis, *machines, timing=None, validate_every=None):
     return Analysis(record, validate_every=validate_every)
 
 
-def machines_of(analysis):
-    """Return the machines whose times cannot be compared."""
+def machines_of(analysis, time_steps=False):
+    """Return the machines whose times cannot be compared.
+
+    Args:
+        analysis: The study.
+        time_steps: Whether times of steps that are measured anew can be compared.
+    """
     (note,) = several_machines(analysis)
+    assert ("--time-steps" in note["action"]) == time_steps
     return note["machines"].split(" and on ")
 
 
@@ -58,7 +64,7 @@ def test_k_star_in_seconds_is_by_the_clock_of_the_trials():
     assert not list(several_machines(other))
     # Validations were timed on machine A.
     validated = on(searched, B, timing=timing, validate_every=8)
-    assert machines_of(validated) == [A, B]
+    assert machines_of(validated, time_steps=True) == [A, B]
 
 
 def test_steps_that_were_timed_alone_are_of_one_machine():
@@ -82,6 +88,6 @@ def test_growing_batches_are_not_of_the_machine_that_timed_the_constant_ones():
     constant = [cell for cell in searched.record.cells if cell.series.axes == CONSTANT]
     analysis = on(searched, B, timing=quiet_timing(constant, ranks=4))
     assert set(analysis.answer["timing"]) == {OWN_CLOCK, QUIET}
-    assert machines_of(analysis) == [A, B]
+    assert machines_of(analysis, time_steps=True) == [A, B]
     assert timed_devices(analysis) == [1, 4]
     assert place_of(on(searched, A, timing=quiet_timing(constant))) == A
