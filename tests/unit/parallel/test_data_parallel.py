@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule
+from torch import nn
 from torch.utils.data import DataLoader
 
 from lit_dps.core.errors import ConfigError
@@ -95,10 +96,13 @@ def test_the_first_steps_of_a_convolutional_network_are_those_of_one_process():
     close({name: torch.tensor(w) for name, w in same_on_ranks(2, convolutional, 5).items()}, alone)
 
 
-def pruned(method: str, batch_size: int = 100) -> dict[str, str]:
+def pruned(method: str, batch_size: int = 100, dropout: float = 0.0) -> dict[str, str]:
     torch.manual_seed(3)
     callback = PruningCallback(0.7, method, batch_size=batch_size)
-    module = ImageClassifier(MLP(hidden=[16]))
+    network = MLP(hidden=[16])
+    if dropout:
+        network = nn.Sequential(nn.Flatten(), nn.Dropout(dropout), network)
+    module = ImageClassifier(network)
     fit(
         module,
         datamodule=Digits(batch_size=8),
@@ -122,6 +126,11 @@ def test_masks_and_scores_are_those_of_one_process_bit_for_bit(method):
 @pytest.mark.parametrize("world", [3, 4])
 def test_masks_are_the_same_where_a_rank_has_less_of_the_pass_or_nothing(world):
     assert same_on_ranks(world, pruned, "snip", 900) == pruned("snip", 900)
+
+
+def test_ranks_of_a_network_with_dropout_have_one_mask():
+    # The passes draw other numbers than the pass of one process.
+    assert same_on_ranks(2, pruned, "snip", 100, 0.5) != pruned("snip", 100, 0.5)
 
 
 def validated(batch_size: int) -> list[float]:
