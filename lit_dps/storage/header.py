@@ -302,12 +302,16 @@ def _comparable_identity(
     changes it. If the environments hold a digest of each value, these are compared instead.
     """
     identity_there = stored_identity(header)
-    has_axis = any(key.startswith("data.") for key in header[schema.AXES])
-    # An environment has digests if its run has read the data.
-    has_digests = any(each.get(DATA) for each in header[schema.ENVIRONMENTS])
-    if has_axis and has_digests:
+    if has_digests_of_values(header):
         return {**identity_there, "data_digest": identity.get("data_digest")}
     return identity_there
+
+
+def has_digests_of_values(header: Mapping[str, Any]) -> bool:
+    """Return True if a study has a data axis, and its environments the digest of each value."""
+    has_axis = any(key.startswith("data.") for key in header[schema.AXES])
+    # An environment has digests if its run has read the data.
+    return has_axis and any(each.get(DATA) for each in header[schema.ENVIRONMENTS])
 
 
 def stored_identity(header: Mapping[str, Any]) -> dict[str, Any]:

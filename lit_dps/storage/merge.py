@@ -13,6 +13,7 @@ from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from lit_dps.core.config import check_name
+from lit_dps.core.environment import DATA, changed_parts
 from lit_dps.core.errors import StorageError
 from lit_dps.core.goal import Goal
 from lit_dps.core.noise_scale import reading_batch_size
@@ -33,6 +34,7 @@ from lit_dps.storage.header import (
     check_extension,
     check_seeds,
     extend,
+    has_digests_of_values,
     identity_changes,
     stored_identity,
 )
@@ -186,7 +188,12 @@ def _check_cells(
 def _check_same_study(
     name: str, place: str, ours: Mapping[str, Any], other_place: str, theirs: Mapping[str, Any]
 ) -> None:
-    differences = identity_changes(stored_identity(ours), stored_identity(theirs))
+    identity, other_identity = stored_identity(ours), stored_identity(theirs)
+    if has_digests_of_values(ours) and has_digests_of_values(theirs):
+        # Each identity has the digest of one value of the axis, and the values may differ.
+        other_identity["data_digest"] = identity.get("data_digest")
+        _check_same_data(name, place, ours, other_place, theirs)
+    differences = identity_changes(identity, other_identity)
     if differences:
         raise StudyChanged(
             f"study {name!r} cannot be merged: its configuration in {other_place} differs "
@@ -195,6 +202,25 @@ def _check_same_study(
         )
     check_extension(name, ours, theirs)
     check_seeds(name, ours, theirs)
+
+
+def _check_same_data(
+    name: str, place: str, ours: Mapping[str, Any], other_place: str, theirs: Mapping[str, Any]
+) -> None:
+    """Raise StudyChanged if the studies have no version of the data at a value in common."""
+    changed: set[str] = set()
+    same: set[str] = set()
+    for environment in theirs[schema.ENVIRONMENTS]:
+        differing = changed_parts(ours[schema.ENVIRONMENTS], environment, DATA)
+        changed.update(differing)
+        same.update(environment.get(DATA, {}).keys() - set(differing))
+    values = ", ".join(sorted(changed - same))
+    if values:
+        raise StudyChanged(
+            f"study {name!r} cannot be merged: its data at {values} in {other_place} differ from "
+            f"{place}",
+            keys=["data_digest"],
+        )
 
 
 def _check_target(storage: RDBStorage, place: str, source: _Source, trust: bool) -> None:

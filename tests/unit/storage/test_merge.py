@@ -14,6 +14,7 @@ import pytest
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.cli.merge import lines
 from lit_dps.core.attempt import AttemptRules
+from lit_dps.core.environment import DATA
 from lit_dps.core.goal import Goal
 from lit_dps.core.trial import Cell
 from lit_dps.core.unit import SECONDS
@@ -289,6 +290,45 @@ def test_another_identity_is_refused_and_no_study_is_changed(here, there, tmp_pa
     assert caught.value.keys == ("goal.error",)
     assert not third.exists()
     assert list(merged(here, there, only="same")) == ["same"]
+
+
+def written_at(url: str, noise: float, digest: str) -> None:
+    """A study of one value of an axis of the data."""
+    cell = Cell(4, 0.0, (("data.noise", noise),))
+    environment = {"key": f"of {noise}", "since": "", DATA: {f"noise={noise}": [digest]}}
+    written(
+        url,
+        {cell: [ran("complete", 32, cell=cell)]},
+        identity={**IDENTITY, "data_digest": digest},
+        axes={"data.noise": [noise]},
+        environments=[environment],
+    )
+
+
+def test_parts_with_other_values_of_an_axis_of_the_data_are_merged(here, there):
+    written_at(here, 0.5, "a")
+    written_at(there, 8.0, "b")
+    assert merged(here, there)["fake"].added == 1
+    assert read_study(here, "fake").axes == {"data.noise": (0.5, 8.0)}
+
+
+def test_parts_with_other_data_at_one_value_of_an_axis_are_refused(here, there):
+    written_at(here, 0.5, "a")
+    written_at(there, 0.5, "b")
+    before = rows(here)
+    with pytest.raises(StudyChanged) as caught:
+        merged(here, there)
+    assert caught.value.keys == ("data_digest",) and "noise=0.5" in str(caught.value)
+    assert rows(here) == before
+
+
+def test_a_study_whose_data_have_a_digest_is_not_merged_with_one_without(here, there):
+    written(here, {A: [ran("complete", 32)]}, identity={**IDENTITY, "data_digest": "a"})
+    written(there, {A: [ran("complete", 48)]}, identity={**IDENTITY, "data_digest": None})
+    for target, other in permutations((here, there)):
+        with pytest.raises(StudyChanged) as caught:
+            merged(target, other)
+        assert caught.value.keys == ("data_digest",)
 
 
 def test_a_cell_of_a_study_that_was_deleted_is_no_place_for_others(here, there):
