@@ -26,7 +26,7 @@ from lit_dps.core.errors import UserError
 from lit_dps.core.exit_codes import ExitCode
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.text import escape, shorten
-from lit_dps.core.trial import Status, TrialResult, text_of
+from lit_dps.core.trial import Status, TrialResult, check_printable, text_of
 from lit_dps.core.unit import EXAMPLES, value_at
 from lit_dps.report.document import CellEntry, Document, run_document
 from lit_dps.storage.ownership import foreign_modules, was_run_by_user
@@ -48,6 +48,8 @@ def main(command: CommandLine) -> Outcome:
         checkpoint = Path(options.checkpoint)
 
     record = read_study(storage.optuna_url, options.of, options.trust, escapes=False)
+    for key, values in record.axes.items():
+        check_printable(f"study.grid.{key}", values)
     stored = stored_trial(record, record.parse_cell(options.cell), options.point)
     if checkpoint is not None:
         check_is_new(checkpoint)

@@ -255,15 +255,6 @@ class StudyConfig:
             raise ConfigError("study.space", {}, allowed)
         for key, box in self.space.items():
             box.check(f"study.space.{key}")
-
-    def check_texts(self) -> None:
-        """Raise ConfigError for an axis or a choice that has a text with invisible characters.
-
-        Studies of earlier versions may have them. Their trials can only be trained again.
-        """
-        for key, values in self.axes.items():
-            check_printable(f"study.grid.{key}", values)
-        for key, box in self.space.items():
             if isinstance(box, Choices):
                 check_printable(f"study.space.{key}.choices", box.choices)
 
@@ -284,6 +275,7 @@ class StudyConfig:
             check_kind(f"study.grid.{key}", values)
             _nonempty_unique(f"study.grid.{key}", values)
             check_names(f"study.grid.{key}", values)
+            check_printable(f"study.grid.{key}", values)
         for cell in self.cells:
             if max(len(part.encode()) for part in cell.stored_name.split("/")) > CELL_BYTES:
                 allowed = f"keys and values that take at most {CELL_BYTES} bytes"

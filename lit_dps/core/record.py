@@ -19,7 +19,6 @@ from lit_dps.core.repeats import RepeatPlan, missing_repeats
 from lit_dps.core.search_space import Box, ExpandedSpace, short_names
 from lit_dps.core.statistic import MINIMUM, Statistic, statistic_named
 from lit_dps.core.step_timing import StepTiming
-from lit_dps.core.text import escape
 from lit_dps.core.trial import (
     Cell,
     RepeatId,
@@ -303,7 +302,7 @@ class StudyRecord:
         keys |= dict(zip(axes, axes, strict=True))
         chosen: dict[str, Value] = {}
         # A value may have blanks: schedule=0:B/4 2.5%:B.
-        for part in _BEFORE_NAME.split(text.strip(", ")):
+        for part in _BEFORE_NAME.split(text.strip(" ")):
             name, _, value_text = part.partition("=")
             key = keys.get(name, "")
             value = _parse_value(value_text, axes.get(key, ()))
@@ -322,7 +321,8 @@ class StudyRecord:
         return Cell(batch_size, sparsity, tuple(sorted(chosen.items())))
 
 
-_BEFORE_NAME = re.compile(r"[,\s]+(?=[^\W\d][\w.]*=)")
+# One comma, because the value before it may be a comma.
+_BEFORE_NAME = re.compile(r"(?:,\s*|\s+)(?=[^\W\d][\w.]*=)")
 
 
 def _axis_text(key: str, values: Iterable[Value]) -> str:
@@ -333,8 +333,7 @@ def _axis_text(key: str, values: Iterable[Value]) -> str:
 def _parse_value(text: str, values: Iterable[Value]) -> Value | None:
     """Return the value of an axis that a text means: by its text, else by its number."""
     for value in values:
-        texts = (str(value), text_of(value), last_name(value))
-        if text in texts or text in map(escape, texts):
+        if text in (str(value), text_of(value), last_name(value)):
             return value
     try:
         number = float(text)

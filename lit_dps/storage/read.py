@@ -85,9 +85,8 @@ def read_study(
         min_race_factor: A race factor that replaces the stored one if it is larger; None is the
             largest.
         min_repeat_slack: The same for the slack of repeats (`RepeatPlan`).
-        escapes: Whether configuration, cells and samples have escapes such as \\u200c in place of
-            invisible characters, which no terminal may show. If not, they have the values that were
-            trained.
+        escapes: Whether all texts have escapes such as \\u200c in place of invisible characters,
+            which no terminal may show. If not, they are as the study stored them.
 
     Raises:
         UntrustedCode: if they may not, and there are any that are not imported yet.
@@ -109,7 +108,7 @@ def read_study(
         if escapes:
             header = escape_json(header)
         check_format(header[schema.FORMAT_ATTR], name, opened)
-        # The cells may have values of the escaped header.
+        # Axes may have values of the escaped header, so names of cells are escaped too.
         study_ids = {escape(study.study_name): study._study_id for study in studies}
         try:
             schema.check_keys(header, schema.HEADER_ATTRS)
@@ -319,7 +318,8 @@ def _decode_trials(
             params = trial.params
             if escapes:
                 params = escape_json(params)
-            attempts.append(_decode_trial(trial, Trial(cell, key[0], params, seed, key[1])))
+            decoded = Trial(cell, key[0], params, seed, key[1])
+            attempts.append(_decode_trial(trial, decoded, escapes))
     if truncates:
         # A failed trial that runs again is not finished. A waiting one keeps its reason.
         attempts = [
@@ -330,9 +330,11 @@ def _decode_trials(
     return _DecodedTrials(sorted(attempts, key=lambda attempt: attempt.trial.repeat_id), started)
 
 
-def _decode_trial(stored: FrozenTrial | StoredTrial, trial: Trial) -> TrialResult:
+def _decode_trial(stored: FrozenTrial | StoredTrial, trial: Trial, escapes: bool) -> TrialResult:
     attrs = stored.user_attrs
-    result = escape_json(attrs[schema.RESULT_ATTR])
+    result = attrs[schema.RESULT_ATTR]
+    if escapes:
+        result = escape_json(result)
     try:
         schema.check_keys(result, schema.RESULT_KEYS)
         return schema.decode_result(result, trial, stored.number, attrs[schema.ENVIRONMENT])

@@ -117,6 +117,12 @@ def test_the_stages_of_a_batch_schedule_name_a_cell():
     assert some.parse_cell(f" schedule={stages}, S=0  B=32") == last
 
 
+def test_a_comma_is_a_value_of_a_cell():
+    some = record(axes={"data.separator": (",", ";"), "data.quote": (",", "|")})
+    for cell in some.cells:
+        assert some.parse_cell(cell_text(cell)) == cell
+
+
 @pytest.mark.parametrize(
     "text",
     [

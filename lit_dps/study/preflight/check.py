@@ -86,7 +86,6 @@ def check_study(setup: StudySetup) -> CheckedStudy:
     name = setup.study.name
     refuse_lost(storage, name, figures_folder(storage.folder, name))
     print_line_at_terminal(setup, "checking it with a dry run")
-    setup.study.check_texts()
     check_configuration(setup)
     check_place(storage.optuna_url)
     record = _stored_record(setup)

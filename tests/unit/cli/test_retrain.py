@@ -37,9 +37,11 @@ def test_a_study_that_ran_with_the_removed_engine_is_rebuilt():
 
 # ---- Values with characters that no terminal shows ----
 
-HIDDEN = "\r\n"  # axes of earlier versions have such values
+HIDDEN = "\r\n"  # axes and choices of earlier versions have such values
 AXIS = "model.separator"
 CHOICE = "model.end"
+RATE = "model.rate"
+METRIC = "val\u200b_error"
 
 
 class Separated(Net):
@@ -47,34 +49,36 @@ class Separated(Net):
 
     trained: ClassVar[list[tuple[str, str, str]]] = []
 
-    def __init__(self, begin: str, separator: str = "", end: str = ""):
+    def __init__(self, begin: str, separator: str = "", end: str = "", rate: float = 0.1):
         super().__init__(width=4)
-        self.texts = (separator, end, begin)
+        self.texts = (begin, separator, end)
 
     def on_train_start(self):
         self.trained.append(self.texts)
 
+    def validation_step(self, batch, i):
+        x, y = batch
+        self.log(METRIC, (self(x).argmax(1) != y).float().mean())
 
-@pytest.mark.parametrize("name", [HIDDEN, "\\r\n"])
-def test_a_value_with_invisible_characters_is_trained_and_not_its_escapes(tmp_path, name):
-    """A cell is named by the value, or by the escapes that reports show."""
+
+def write_and_retrain(folder: Path, axes: list[str], choices: list[str], cell: str) -> int:
+    """Store a study with an incomplete trial per cell, retrain one, and return the exit code."""
+    space = {RATE: {"low": 0.1, "high": 1.0}, CHOICE: {"choices": choices}}
+    grid = {AXIS: axes}
     study = StudyConfig(
-        name="fake",
-        trials=1,
-        batch_sizes=[16],
-        sparsities=[0.0],
-        space={CHOICE: {"choices": [HIDDEN, "c"]}},
-        grid={AXIS: [HIDDEN, "c"]},
+        name="fake", trials=1, batch_sizes=[16], sparsities=[0.0], space=space, grid=grid
     )
     model = {"class_path": f"{__name__}.Separated", "init_args": {"begin": HIDDEN}}
     defaults = {"n": 160, "drop_last": False, "workers": 0}
     data = {"class_path": "tests.zoo.animals.data.Clouds", "init_args": defaults}
     workload = Workload(model, data, {"accelerator": "cpu"})
-    goal = {"error": 0.01, "check_interval": 2, "max_steps": 4}
-    setup = setup_of(study, StorageConfig(folder=str(tmp_path)), workload, goal)
+    goal = {"metric": METRIC, "at_most": 0.01, "check_interval": 2, "max_steps": 4}
+    setup = setup_of(study, StorageConfig(folder=str(folder)), workload, goal)
+    params = {RATE: 0.5, CHOICE: choices[0]}
+    curve = {"step": [2, 4], METRIC: [0.6, 0.5], "train_loss": [1.0, 1.0]}
     cells = {}
-    for cell in study.cells:
-        cells[cell] = [result(cell, 0, None, "incomplete", params={CHOICE: HIDDEN})]
+    for stored in study.cells:
+        cells[stored] = [result(stored, 0, None, "incomplete", params=params, curve=curve)]
     write_study(
         setup.storage.optuna_url,
         cells,
@@ -85,6 +89,30 @@ def test_a_value_with_invisible_characters_is_trained_and_not_its_escapes(tmp_pa
         config=setup.config(),
     )
     Separated.trained.clear()
-    command = ("--of", "fake", "--point", "0", "--storage.folder", str(tmp_path), "--trust")
-    assert main(["fit", *command, "--cell", f"B=16,S=0,separator={name}"]) == 0
-    assert Separated.trained == [(HIDDEN, HIDDEN, HIDDEN)]
+    command = ("--of", "fake", "--point", "0", "--storage.folder", str(folder), "--trust")
+    return main(["fit", *command, "--cell", f"B=16,S=0,separator={cell}"])
+
+
+def test_a_fixed_argument_and_a_metric_may_have_invisible_characters(tmp_path, capsys):
+    """The stored curve has the metric too."""
+    assert write_and_retrain(tmp_path, ["b", "c"], ["d", "e"], "b") == 0
+    assert Separated.trained == [(HIDDEN, "b", "d")]
+    assert "val\\u200b_error" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("axes", "choices", "cell", "key"),
+    [
+        ([HIDDEN, "c"], ["d", "e"], HIDDEN, f"study.grid.{AXIS}"),
+        ([HIDDEN, "c"], ["d", "e"], "\\r\n", f"study.grid.{AXIS}"),
+        (["b", "c"], [HIDDEN, "e"], "b", f"study.space.{CHOICE}.choices"),
+    ],
+)
+def test_axes_and_choices_with_invisible_characters_are_refused(
+    tmp_path, capsys, axes, choices, cell, key
+):
+    """Reports name such a cell by escapes."""
+    assert write_and_retrain(tmp_path, axes, choices, cell) == 2
+    error = capsys.readouterr().err
+    assert f"{key} is '\\r\\n'; it must be a text without invisible characters" in error
+    assert Separated.trained == []

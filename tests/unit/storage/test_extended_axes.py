@@ -79,11 +79,11 @@ HIDDEN = "a\u200cb"  # with a zero-width non-joiner
 
 def test_values_with_invisible_characters_are_refused():
     with refuses(f"study.grid.{AXIS}", HIDDEN):
-        config([HIDDEN, "c"]).check_texts()
+        config([HIDDEN, "c"]).check()
     space = {**SPACE, "model.network": {"choices": ["c", "c\x1b"]}}
     with refuses("study.space.model.network.choices", "c\x1b"):
-        replace(config(["c"]), space=space).check_texts()
-    config(["größer µ", "日本"]).check_texts()
+        replace(config(["c"]), space=space).check()
+    config(["größer µ", "日本"]).check()
 
 
 def test_trials_of_stored_values_with_invisible_characters_are_read(tmp_path):
