@@ -5,9 +5,7 @@ For example, SNIP needs the gradient of the training loss before the first step.
 random generators of the run remain as they were.
 
 With several ranks, rank r takes the batches r, r + world, and so on, as a whole. Gradients
-therefore equal the gradients of one process to the last bit, if the module draws no random numbers.
-The generators of all ranks begin a pass in the same state. With dropout, a batch therefore gets
-other numbers than in one process.
+therefore equal the gradients of one process to the last bit, except with dropout.
 """
 
 from __future__ import annotations
