@@ -13,13 +13,13 @@ from lit_dps.core.errors import (
     ConfigError,
     StorageError,
     UserError,
-    error_text,
+    first_line,
     place_in_user_code,
 )
 from lit_dps.core.progress_line import print_wrapped
 from lit_dps.core.record import StudyRecord, remaining_points
 from lit_dps.core.search_space import Box, Choices, extreme_points
-from lit_dps.core.text import counted
+from lit_dps.core.text import counted, shorten_message
 from lit_dps.core.trial import STACKED, Cell, Trial, Value, text_of
 from lit_dps.engines.eligible import standard_data
 from lit_dps.parallel import ddp, ranks
@@ -304,8 +304,8 @@ def set_up_data(setup: StudySetup) -> tuple[LightningDataModule, Exception | Non
     """Return the data module of the identity of a study, set up without a dry run.
 
     Its arguments are those of the data module that `dry_run` returns. Data other than `ImageData`
-    may need a running trainer for `setup`. They are returned as far as they could be set up, with
-    the error that ended `setup`. See `explained_by`.
+    may need a running trainer for `setup`. If it raises an error, they are returned as far as they
+    are set up, with the error if their digest is unknown. See `explained_by`.
     """
     trial = smallest_trials(setup)[-1]
     with setup.workload.without_side_effects() as workload:
@@ -318,25 +318,31 @@ def set_up_data(setup: StudySetup) -> tuple[LightningDataModule, Exception | Non
                 attach_trainer(setup, built)
                 _prepare_and_set_up(built.data)
         except Exception as error:
-            return built.data, error
+            if getattr(built.data, "digest", None) is None:
+                return built.data, error
         return built.data, None
 
 
 @contextmanager
 def explained_by(error: Exception | None) -> Iterator[None]:
-    """Name the error of `set_up_data` in a refusal of its data, which then lack their digest.
+    """Name the error of `set_up_data` if the body refuses the data, whose digest is unknown.
 
     Raises:
-        StudyChanged: from the error, if the body refuses the data.
+        StudyChanged: from the error, if the stored data have a digest.
     """
     try:
         yield
     except StudyChanged as refusal:
-        if error is None or "data_digest" not in refusal.keys:
+        # Other keys that differ are named first.
+        if error is None or refusal.keys != ("data_digest",):
             raise
-        cause = f"{type(error).__name__}: {error_text(error)}{place_in_user_code(error)}"
-        message = f"the data could not be set up: {cause}. Without their digest, {refusal}"
-        raise StudyChanged(message, refusal.parts, refusal.keys) from error
+        cause = f"{type(error).__name__}: {shorten_message(first_line(error))}"
+        raise StudyChanged(
+            f"the data could not be set up: {cause}{place_in_user_code(error)}. So their digest "
+            "cannot be compared with the stored one. Restore the data, or choose another "
+            "study.name.",
+            keys=refusal.keys,
+        ) from error
 
 
 def _prepare_and_set_up(data: LightningDataModule) -> None:

@@ -11,13 +11,16 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, random_split
 
+from lit_dps.core.attempt import Attempt
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.environment import DATA, UNKNOWN, changed_parts, is_same_data, versions_of
 from lit_dps.core.trial import Cell
 from lit_dps.data import Digits
 from lit_dps.storage.header import StudyChanged
+from lit_dps.storage.read import read_study
 from lit_dps.study.data_hashes import data_hashes
 from lit_dps.study.preflight.check import check_study
+from lit_dps.study.retrain import retrain
 from lit_dps.study.setup import StudySetup
 from lit_dps.training.workload import Workload
 from tests.support.fake_study import result, write_study
@@ -108,6 +111,12 @@ class Missing(Saved):
 
     def setup(self, stage=None):
         raise FileNotFoundError("corpus.txt was moved")
+
+
+class Known(Missing):
+    """Has its digest before `setup`, which fails in the same way."""
+
+    digest = "corpus v2"
 
 
 class Named(Saved):
@@ -297,13 +306,31 @@ def test_a_finished_study_has_the_digest_of_the_dry_run(tmp_path):
     assert checked.data.digest == digest
 
 
-def test_a_refusal_of_data_that_cannot_be_set_up_names_the_cause(tmp_path):
+def retrain_first(study: StudySetup) -> Attempt:
+    record = read_study(study.storage.optuna_url, "fake")
+    return retrain(study, record, record.results[record.cells[0]][0])
+
+
+@pytest.mark.parametrize("check", [check_study, retrain_first])
+def test_a_refusal_of_data_that_cannot_be_set_up_names_the_cause(tmp_path, check):
     study = finished_study(tmp_path, "Missing", "corpus v1")
     with pytest.raises(StudyChanged) as refused:
-        check_study(study)
+        check(study)
     assert refused.value.keys == ("data_digest",)
     assert isinstance(refused.value.__cause__, FileNotFoundError)
-    assert "FileNotFoundError: corpus.txt was moved (test_data_hashes.py" in str(refused.value)
+    assert str(refused.value).startswith(
+        "the data could not be set up: FileNotFoundError: corpus.txt was moved (test_data_hashes.py"
+    )
+    assert "another configuration" not in str(refused.value)
+
+
+@pytest.mark.parametrize("check", [check_study, retrain_first])
+def test_a_refusal_names_a_digest_that_is_known_without_setup(tmp_path, check):
+    study = finished_study(tmp_path, "Known", "corpus v1")
+    with pytest.raises(StudyChanged) as refused:
+        check(study)
+    assert "data_digest was 'corpus v1' and is 'corpus v2'" in str(refused.value)
+    assert "set up" not in str(refused.value)
 
 
 def test_data_without_a_digest_may_need_a_running_trainer(tmp_path):
