@@ -115,14 +115,20 @@ class Question:
         return [accumulated * 2**i for i in range(int(math.log2(most)) + 1)]
 
     def sizes_within_budget(self, law: Law | Branched) -> list[int]:
-        """Return the batch sizes to answer for: without smaller ones whose K exceeds max_steps.
+        """Return the batch sizes to answer for: the user's, and others whose K is in the budget.
 
-        Smaller ones are those below the user's. Their runs would end before the goal.
+        Runs at smaller ones may spend `goal.max_steps` before the goal, and runs at larger ones
+        `goal.max_examples`.
         """
         steps = dict(law.predict(self.batch_sizes)[["batch_size", "steps"]].to_numpy())
         own = user_batch_size(self.setup.workload)
-        most = self.setup.built_goal.max_steps
-        return [b for b in self.batch_sizes if b >= own or not steps.get(b, 0) > most]
+        within = []
+        for batch_size in self.batch_sizes:
+            most = self.setup.built_goal.most_steps(batch_size, step_seconds=0)
+            # Steps of larger batches are nan if the law does not predict them.
+            if batch_size == own or not steps.get(batch_size, 0) > most:
+                within.append(batch_size)
+        return within
 
     @property
     def largest(self) -> int:

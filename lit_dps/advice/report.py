@@ -254,7 +254,10 @@ def _notes(report: _Report) -> Iterator[str]:
     within = question.sizes_within_budget(report.result.law)
     left_out = [str(size) for size in question.batch_sizes if size not in within]
     if left_out:
-        yield f"B = {', '.join(left_out)} is left out, because K exceeds goal.max_steps."
+        yield (
+            f"B = {', '.join(left_out)} is left out, because a run there would spend its budget of "
+            f"{question.setup.built_goal.budget_text} before the goal."
+        )
     untested = stored.get("untested_rate")
     if untested:
         yield (

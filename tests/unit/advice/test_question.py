@@ -124,8 +124,9 @@ def test_a_training_takes_its_steps_and_checks():
     assert question_of(FULL).training_seconds == pytest.approx(4 * (0.014 + 0.05), rel=1e-2)
 
 
-def test_a_smaller_batch_whose_run_would_end_before_the_goal_has_no_answer():
-    """goal.max_steps is 4. Your batch size is 4."""
+@pytest.mark.parametrize(("max_examples", "sizes"), [(None, [2, 4, 8]), (8, [2, 4])])
+def test_a_batch_whose_run_would_end_before_the_goal_has_no_answer(max_examples, sizes):
+    """goal.max_steps is 4. Your batch size is 4, which always has an answer."""
     steps = {1: 7.0, 2: 4.0, 4: 9.0, 8: 1.75}
     law = SimpleNamespace(
         predict=lambda sizes: pd.DataFrame(
@@ -133,5 +134,7 @@ def test_a_smaller_batch_whose_run_would_end_before_the_goal_has_no_answer():
         )
     )
     question = question_of(FULL)
+    goal = dataclasses.replace(question.setup.goal, max_examples=max_examples)
+    question = dataclasses.replace(question, setup=dataclasses.replace(question.setup, goal=goal))
     assert question.batch_sizes == [1, 2, 4, 8]
-    assert question.sizes_within_budget(law) == [2, 4, 8], "your own size always has an answer"
+    assert question.sizes_within_budget(law) == sizes
