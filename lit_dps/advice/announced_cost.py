@@ -23,7 +23,7 @@ def print_cost(question: Question, clock: Clock) -> None:
     """Print what asking costs, by all timed steps."""
     print_line(question.step_time.describe())
     batch_size = user_batch_size(question.setup.workload)
-    max_steps = question.setup.built_goal.max_steps
+    most_steps = question.most_steps
     if question.plan is not None:
         trainings = max_trainings(question, batch_size)
         noise = NOISE_READING_SHARE if question.reads_noise else 0.0
@@ -39,7 +39,7 @@ def print_cost(question: Question, clock: Clock) -> None:
             )
         print_line(
             "advice takes your run, and for runs at larger batch sizes at most about "
-            f"{trainings - 1:g} times as long. If your run takes all of its {max_steps} "
+            f"{trainings - 1:g} times as long. If your run takes all of its {most_steps} "
             f"steps, that is {format_duration(training, 2)} of training. {total}"
         )
         seconds = question.step_seconds_by_devices
@@ -51,7 +51,7 @@ def print_cost(question: Question, clock: Clock) -> None:
         for line in preview.likely_batch_sizes():
             print_line(line)
         return
-    print_share(question.options.budget, batch_size, max_steps, question.training_seconds)
+    print_share(question.options.budget, batch_size, most_steps, question.training_seconds)
 
 
 def print_end(clock: Clock) -> None:
@@ -62,12 +62,12 @@ def print_end(clock: Clock) -> None:
     print_line(took)
 
 
-def print_pilot(plan: PilotPlan, max_steps: int, training: float, ranks: int) -> None:
+def print_pilot(plan: PilotPlan, most_steps: int, training: float, ranks: int) -> None:
     """Print what the command will do, before it does anything.
 
     Args:
         plan: The user's run.
-        max_steps: Its most steps.
+        most_steps: Its most steps.
         training: Their seconds on one device.
         ranks: The devices of the run.
     """
@@ -76,13 +76,13 @@ def print_pilot(plan: PilotPlan, max_steps: int, training: float, ranks: int) ->
         devices = f"; {ranks} devices are timed next"
     print_line(
         f"your run comes first: B = {plan.batch_size}, {plan.rate_key} = "
-        f"{number_text(plan.rate)}. Its {max_steps} steps take at most about "
+        f"{number_text(plan.rate)}. Its {most_steps} steps take at most about "
         f"{format_duration(training, 2)} on one device{devices}"
     )
 
 
 def print_share(
-    budget: float, batch_size: int, max_steps: int, training: float, about: str = ""
+    budget: float, batch_size: int, most_steps: int, training: float, about: str = ""
 ) -> None:
     """Print what a budget is as a share of one training."""
     share = budget / training
@@ -90,7 +90,7 @@ def print_share(
     if share >= 2:
         cost = f"{significant(share)} times"
     print_line(
-        f"one training of {max_steps} steps at B = {batch_size} takes "
+        f"one training of {most_steps} steps at B = {batch_size} takes "
         f"{about}{format_duration(training, 2)} on one device; advice takes at most "
         f"{cost} that"
     )

@@ -186,10 +186,17 @@ class Question:
         return seconds
 
     @property
+    def most_steps(self) -> int:
+        """Steps of a training that spends its budget here, at the user's batch size."""
+        own = user_batch_size(self.setup.workload)
+        step = self.step_time.at(own, self.ranks)
+        seconds = 0.0 if step is None else step.value
+        return self.setup.built_goal.most_steps(own, seconds)
+
+    @property
     def training_seconds(self) -> float:
-        """Seconds of a training of goal.max_steps steps here, at the user's batch size."""
-        step = self.step_seconds_here(user_batch_size(self.setup.workload))
-        return self.setup.built_goal.max_steps * step
+        """Seconds of `most_steps` steps, with their validations."""
+        return self.most_steps * self.step_seconds_here(user_batch_size(self.setup.workload))
 
     def other_seconds(self, runs: int) -> float:
         """Return about the seconds that the answer and the start of some runs take."""

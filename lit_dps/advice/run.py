@@ -406,11 +406,12 @@ def _step_times(session: _Session) -> StepTimes:
     rough = time_briefly(one_device, batch_size)
     if rough is not None:
         goal = setup.built_goal
-        training = goal.max_steps * (rough.step + rough.check / goal.check_interval)
+        most_steps = goal.most_steps(batch_size, rough.step)
+        training = most_steps * (rough.step + rough.check / goal.check_interval)
         if session.probe_study.plan is None:
-            print_share(clock.budget, batch_size, goal.max_steps, training, "about ")
+            print_share(clock.budget, batch_size, most_steps, training, "about ")
         else:
-            print_pilot(session.probe_study.plan, goal.max_steps, training, setup.ranks)
+            print_pilot(session.probe_study.plan, most_steps, training, setup.ranks)
     print_line("timing steps")
 
     def print_and_check(line: str) -> None:

@@ -121,7 +121,15 @@ def test_a_step_of_a_user_who_accumulates_has_all_his_parts(reason, of_64):
 
 def test_a_training_takes_its_steps_and_checks():
     # 4 steps at B = 4, each 14 ms and a check of 50 ms
-    assert question_of(FULL).training_seconds == pytest.approx(4 * (0.014 + 0.05), rel=1e-2)
+    question = question_of(FULL)
+    assert question.training_seconds == pytest.approx(4 * (0.014 + 0.05), rel=1e-2)
+    # 2 steps of 4 examples, or at the check after 3 steps of 14 ms.
+    for limit, steps in (({"max_examples": 8}, 2), ({"max_seconds": 0.04}, 3)):
+        goal = dataclasses.replace(question.setup.goal, **limit)
+        setup = dataclasses.replace(question.setup, goal=goal)
+        limited = dataclasses.replace(question, setup=setup)
+        assert limited.most_steps == steps
+        assert limited.training_seconds == pytest.approx(steps * (0.014 + 0.05), rel=1e-2)
 
 
 @pytest.mark.parametrize(("max_examples", "sizes"), [(None, [2, 4, 8]), (8, [2, 4])])
