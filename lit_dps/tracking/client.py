@@ -24,6 +24,7 @@ from lit_dps.storage.urls import (
     is_postgresql,
     scrubbed,
     sqlite_file,
+    without_link,
     without_password,
 )
 
@@ -178,6 +179,7 @@ def _lock(uri: str) -> Iterator[None]:
     """Hold a lock, so that two processes do not create the tables at once."""
     file = sqlite_file(uri)
     if file is not None:
+        file = without_link(file)
         file.parent.mkdir(parents=True, exist_ok=True)
         with AnnouncedLock(file.with_name(f".{file.stem}.lock")):
             yield

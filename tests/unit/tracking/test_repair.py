@@ -72,6 +72,18 @@ def test_a_missing_an_empty_and_a_sound_file_stay(empty, tmp_path):  # noqa: F81
     assert move_broken(empty / "mlflow.db") is None
 
 
+def test_a_link_to_the_file_has_the_lock_of_the_file(empty, tmp_path):  # noqa: F811
+    file = tmp_path / "here" / "mlflow.db"
+    link = tmp_path / "there" / "link.db"
+    for each in (file, link):
+        each.parent.mkdir()
+    shutil.copy(empty / "mlflow.db", file)
+    link.symlink_to(file)
+    open_experiment(f"sqlite:///{link}", str(tmp_path), "e")
+    assert [path.name for path in link.parent.iterdir()] == ["link.db"]
+    assert (file.parent / ".mlflow.lock").exists()
+
+
 def test_two_broken_files_are_both_kept(tmp_path):
     file = tmp_path / "mlflow.db"
     names = []
