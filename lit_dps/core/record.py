@@ -78,6 +78,8 @@ class StudyRecord:
         statistic: What K* is: a number of the trials of a cell.
         notes: Notes of dry runs that weaken a number, by text: the name of a
             `lit_dps.report.notes.Level`.
+        changed_samples: Cells whose samples are no longer the best ones of the study in
+            `study.best_of`. Only if the same storage has that study.
     """
 
     name: str
@@ -106,6 +108,7 @@ class StudyRecord:
     shared: Mapping[Cell, Cell] = field(default_factory=dict)
     statistic: Statistic = MINIMUM
     notes: Mapping[str, str] = field(default_factory=dict)
+    changed_samples: frozenset[Cell] = frozenset()
 
     @property
     def cells(self) -> list[Cell]:

@@ -217,6 +217,14 @@ def seeds_of_one_sample(study: Analysis) -> Iterator[Values]:
         yield {"best_of": best_of, "meaning": meaning}
 
 
+def changed_samples(study: Analysis) -> Iterator[Values]:
+    """Yield the cells whose samples are no longer the best ones of the study that has them."""
+    count = sum(cell.cell in study.record.changed_samples for cell in study.cells)
+    if count:
+        best_of = study.record.setting("study.best_of")
+        yield {"best_of": best_of, "count": count, "cells": len(study.cells)}
+
+
 def best_at_edge(study: Analysis) -> Iterator[Values]:
     """Yield the metaparameters whose best value is at an end that can move, and their cells."""
     names = study.record.short_names
@@ -344,6 +352,12 @@ RESULTS = (
         "of a search.",
         "K* is {meaning}.",
         Level.WRONG,
+    ),
+    Note(
+        changed_samples,
+        "Study {best_of} has better samples by now in {count} of {cells} cells: choose another "
+        "study.name to train these.",
+        level=Level.WRONG,
     ),
 )
 

@@ -15,11 +15,16 @@ from optuna.storages import BaseStorage, RDBStorage
 from optuna.study._frozen import FrozenStudy
 from optuna.trial import FrozenTrial, TrialState
 
-from lit_dps.core.errors import ConfigError, StorageError
+from lit_dps.core.errors import ConfigError, StorageError, UserError
 from lit_dps.core.goal import Goal
 from lit_dps.core.noise_scale import NoiseScale
 from lit_dps.core.progress_line import with_progress
-from lit_dps.core.racing import larger_factor, results_at_limit, truncate_at_race_limit
+from lit_dps.core.racing import (
+    best_trial,
+    larger_factor,
+    results_at_limit,
+    truncate_at_race_limit,
+)
 from lit_dps.core.record import StudyRecord, shared_cells
 from lit_dps.core.repeats import truncate_repeats
 from lit_dps.core.search_space import ExpandedSpace, space_from_dict
@@ -121,7 +126,7 @@ def read_study(
                 schema.REPEATS: encode_plan(dataclasses.replace(plan, slack=slack)),
             }
             trials = _read_cells(opened, name, header, study_ids, truncates, escapes)
-            return _record(name, header, trials)
+            record = _record(name, header, trials)
         except DAMAGE as error:
             if isinstance(error, ConfigError) and error.key in REFUSED_KEYS:
                 # It is no damage.
@@ -133,6 +138,25 @@ def read_study(
                 key="study.name",
                 value=name,
             ) from error
+        best_of = record.setting("study.best_of")
+        if not truncates or best_of not in headers:
+            return record
+        return dataclasses.replace(record, changed_samples=_changed_samples(record, opened))
+
+
+def _changed_samples(record: StudyRecord, storage: BaseStorage) -> frozenset[Cell]:
+    """Return the cells whose samples are no longer the best ones of the study in `best_of`."""
+    try:
+        # Its best trials are the same without the race limit. It is not compared with a third one.
+        other = read_study(storage, str(record.setting("study.best_of")), truncates=False)
+    except UserError:  # K* of this study does not need the other one
+        return frozenset()
+    changed = set()
+    for cell, results in record.results.items():
+        best = best_trial(other.results.get(cell, ()), other.statistic)
+        if best is not None and any(each.trial.params != best.trial.params for each in results):
+            changed.add(cell)
+    return frozenset(changed)
 
 
 class _Trials(NamedTuple):

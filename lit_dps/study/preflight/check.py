@@ -12,14 +12,13 @@ from lit_dps.analysis.summary import summarize
 from lit_dps.core.errors import (
     ConfigError,
     StorageError,
-    UserError,
     first_line,
     place_in_user_code,
 )
 from lit_dps.core.progress_line import print_wrapped
 from lit_dps.core.record import StudyRecord, remaining_points
 from lit_dps.core.search_space import Box, Choices, extreme_points
-from lit_dps.core.text import counted, shorten_message
+from lit_dps.core.text import shorten_message
 from lit_dps.core.trial import STACKED, Cell, Trial, Value, text_of
 from lit_dps.engines.eligible import standard_data
 from lit_dps.parallel import ddp, ranks
@@ -101,7 +100,7 @@ def check_study(setup: StudySetup) -> CheckedStudy:
         data, notes = check_with_dry_run(setup)
     else:
         data, error = set_up_data(setup)
-        notes = _notes_on_other_samples(setup, record)
+        notes = {}
     check_place(storage.mlflow_uri)
     # MLflow's storage may be unavailable; the study then runs without MLflow.
     check_writable(storage.optuna_url)
@@ -168,30 +167,6 @@ def _notes_on_best_of(setup: StudySetup, stored: StudyRecord | None) -> dict[str
         f"{other.name}, then choose another study.name"
     )
     print_wrapped(f"note: {note}")
-    return {note: Level.WRONG}
-
-
-def _notes_on_other_samples(setup: StudySetup, stored: StudyRecord | None) -> dict[str, Level]:
-    """Return a note if the other study of a finished study has other best samples by now."""
-    if setup.study.best_of is None or stored is None:
-        return {}
-    try:
-        other = read_study(setup.storage.optuna_url, setup.study.best_of)
-    except UserError:  # a finished study does not need the other one
-        return {}
-    best = {}
-    for summary in summarize(other):
-        if summary.best is not None:
-            best[summary.cell] = summary.best.trial.params
-    cells = 0
-    for cell, results in stored.results.items():
-        cells += any(result.trial.params != best.get(cell) for result in results)
-    if not cells:
-        return {}
-    note = (
-        f"The best sample of study {other.name} has changed since this study took it, in "
-        f"{counted(cells, 'cell')}. Another study.name trains the samples that are the best now"
-    )
     return {note: Level.WRONG}
 
 

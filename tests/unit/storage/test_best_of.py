@@ -13,7 +13,8 @@ from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.racing import best_trial
 from lit_dps.core.trial import Cell, Status, TrialResult
 from lit_dps.parallel.process import StopRequest
-from lit_dps.report.warnings import seeds_of_one_sample
+from lit_dps.report.notes import warnings_of
+from lit_dps.report.warnings import NOTES, seeds_of_one_sample
 from lit_dps.storage import samplers
 from lit_dps.storage.header import StudyChanged, declare
 from lit_dps.storage.read import read_study
@@ -21,6 +22,7 @@ from lit_dps.storage.samplers import make_sampler
 from lit_dps.storage.trial_queue import TrialQueue
 from lit_dps.study.setup import StudySetup
 from lit_dps.study.workers import work
+from tests.support.fake_study import result, write_study
 from tests.unit.core.test_repeats import GOAL
 from tests.unit.storage.test_merge import merged
 from tests.unit.storage.test_store import SPACE
@@ -142,3 +144,43 @@ def test_winners_of_an_earlier_version_stay_on_the_seeds_that_they_have(tmp_path
     copy = f"sqlite:///{tmp_path}/copy.db"
     merged(copy, now, only="w")
     assert trials_in(copy, "w") == trials_in(now, "w")
+
+
+@pytest.mark.parametrize(
+    ("rates", "changed"),
+    [
+        ({4: [0.1], 8: [0.1]}, ""),
+        ({4: [0.1, 0.2], 8: [0.1]}, "1 of 2"),
+        ({4: [0.1, 0.2], 8: [0.1, 0.3]}, "2 of 2"),
+        ({4: [0.1]}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_report_says_that_the_other_study_has_better_samples_by_now(tmp_path, rates, changed):
+    """A study took the rate 0.1. Each trial of the other study is better than the trial before.
+
+    The other study may lack a cell, or be deleted. It may also take samples of the first study.
+    """
+    url = f"sqlite:///{tmp_path}/study.db"
+    taken = {}
+    for cell in (Cell(4), Cell(8)):
+        taken[cell] = [result(cell, 0, 32, params={"model.learning_rate": 0.1})]
+    others = {}
+    for batch_size, samples in rates.items():
+        cell = Cell(batch_size)
+        others[cell] = []
+        for point, rate in enumerate(samples):
+            params = {"model.learning_rate": rate}
+            others[cell].append(result(cell, point, 32 - 16 * point, params=params))
+    write_study(url, taken, "w", config={"study": {"best_of": "s"}})
+    if others:
+        write_study(url, others, "s", config={"study": {"best_of": "w"}})
+    notes = warnings_of(NOTES, Analysis(read_study(url, "w")))
+    about = [note for note in notes if "better samples" in note]
+    expected = []
+    if changed:
+        expected.append(
+            f"Study s has better samples by now in {changed} cells: choose another study.name to "
+            "train these."
+        )
+    assert about == expected

@@ -134,29 +134,6 @@ def test_a_cell_that_has_its_best_sample_has_no_note(tmp_path, monkeypatch):
     assert check_study(dataclasses.replace(given, storage=storage)).notes == {}
 
 
-@pytest.mark.parametrize(("rates", "count"), [([0.1], 0), ([0.1, 0.2], 1), (None, 0)])
-def test_a_finished_study_has_a_note_if_the_other_has_other_best_samples(
-    tmp_path, monkeypatch, rates, count
-):
-    """Each trial of the other study is better than the trial before. It may be deleted."""
-    monkeypatch.setattr("lit_dps.study.preflight.check.check_unchanged", lambda *_: None)
-    given = setup({}, batch_sizes=[8], sparsities=[0.0], name="w", best_of="s")
-    storage = StorageConfig(folder=str(tmp_path))
-    results = []
-    for point, rate in enumerate(rates or []):
-        params = {"model.learning_rate": rate}
-        results.append(result(CELL, point, 32 - 16 * point, params=params))
-    ours = [result(CELL, 0, 32, params={"model.learning_rate": 0.1})]
-    space = given.study.space
-    if results:
-        write_study(storage.optuna_url, {CELL: results}, "s", goal=GOAL, space=space)
-    write_study(storage.optuna_url, {CELL: ours}, "w", goal=GOAL, space=space)
-    checked = check_study(dataclasses.replace(given, storage=storage))
-    assert not checked.trials_remain
-    assert [numbers_in(note) for note in checked.notes] == [[1]] * count
-    assert list(checked.notes.values()) == [Level.WRONG] * count
-
-
 @pytest.mark.parametrize(("workers", "of_default"), [(None, True), (1, False)])
 def test_a_note_says_that_fit_cannot_import_classes_of_a_script(workers, of_default):
     given = setup({}).with_study(workers=workers, name="scripted")
