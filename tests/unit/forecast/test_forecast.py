@@ -192,6 +192,10 @@ def test_the_table_counts_repeats():
     assert rows["total"][:3] == ["26", "4,160", "260"]
     assert told[-1].startswith("repeats") and " 3 x K*" in told[-1]
     assert rows["total"][-1] == format_duration(13 * TRIAL_2 + 13 * TRIAL_64)
+    assert "max_steps" in told[-1]
+    _, told = table(repeats=5, goal={**GOAL, "max_examples": 320})
+    # No repeat takes more than 320 examples.
+    assert told[-1].startswith("repeats") and "max_steps" not in told[-1]
 
 
 def test_each_sparse_trial_and_repeat_prunes_its_network():
