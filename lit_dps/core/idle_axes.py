@@ -37,10 +37,14 @@ def idle_axes(
     Returns:
         The keys that are off, as text, by idle key.
     """
-    varied = [key for key, values in axes.items() if len(values) > 1]
-    varied += space
     switches = dict(keys_that_are_off(config, axes, space))
-    return {key: switches[key] for key in varied if key in switches}
+    return {key: switches[key] for key in keys_that_vary(axes, space) if key in switches}
+
+
+def keys_that_vary(axes: Mapping[str, Sequence[Value]], space: Iterable[str]) -> list[str]:
+    """Return the axes with several values, and the searched keys."""
+    varied = [key for key, values in axes.items() if len(values) > 1]
+    return [*varied, *space]
 
 
 def notes_on_idle_axes(
@@ -75,9 +79,8 @@ def keys_that_are_off(
 
 
 def fixed_value(config: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a key of the section local or trainer; None for an omitted argument."""
-    section, _, name = key.partition(".")
-    default = None
-    if section == "local":
-        default = getattr(LocalSGDSchedule(), name)
-    return config.get(section, {}).get(name, default)
+    """Return the value of a key of the section local or trainer; its default if it is not set."""
+    value: Any = setting(config, key)
+    if value is None and key.startswith("local."):
+        return getattr(LocalSGDSchedule(), key.removeprefix("local."))
+    return value

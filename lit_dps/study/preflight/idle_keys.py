@@ -13,17 +13,14 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_dps.core.idle_axes import notes_on_idle_axes
+from lit_dps.core.idle_axes import keys_that_vary, notes_on_idle_axes
 from lit_dps.core.search_space import RATE_NAMES, Choices
 from lit_dps.core.trial import Trial, Value, text_of
 from lit_dps.engines.trial_settings import TrialSettings
 from lit_dps.optim import RULES
 from lit_dps.report.notes import Level
 from lit_dps.study.data_hashes import fingerprint
-from lit_dps.study.preflight.keys import (
-    keys_that_vary,
-    rules_of,
-)
+from lit_dps.study.preflight.keys import rules_of
 from lit_dps.study.preflight.short_trial import goal_of, perturb, run_short
 from lit_dps.study.preflight.varied_trials import (
     smallest_trials,
@@ -54,7 +51,7 @@ def idle_keys(settings: TrialSettings, setup: StudySetup) -> dict[str, Level]:
     idle = notes_on_idle_axes(setup.config(), study.axes, study.space)
     notes = dict.fromkeys(idle, Level.WEAK)
     tested: list[str] = []
-    for key in keys_that_vary(setup):
+    for key in keys_that_vary(study.axes, study.space):
         if key.startswith("pruning.") and not max(study.sparsities):
             # It holds for this grid only, and the study may be extended.
             notes[f"{key} changes nothing: study.sparsities is 0 alone"] = Level.INFO

@@ -312,16 +312,12 @@ def check_new_axes(setup: StudySetup) -> None:
     Its values would train the same. A stored study may have one, and its reports note it.
     """
     study = setup.study
-    for key, switches in idle_axes(setup.config(), study.axes, study.space).items():
+    idle = idle_axes(setup.config(), study.axes, study.space)
+    if idle:
+        key, switches = next(iter(idle.items()))
         source = GRID if key in study.axes else SPACE
         allowed = f"another key, because {key} has no effect while {switches} is off"
         raise ConfigError(source, key, allowed)
-
-
-def keys_that_vary(setup: StudySetup) -> list[str]:
-    """Return the axes with several values, and the searched keys."""
-    axes = [key for key, values in setup.study.axes.items() if len(values) > 1]
-    return [*axes, *setup.study.space]
 
 
 def _idle_values(setup: StudySetup) -> Iterator[str]:

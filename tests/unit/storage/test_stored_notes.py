@@ -74,7 +74,7 @@ def test_the_report_names_idle_axes_that_no_dry_run_noted():
         cell = Cell(4, 0.0, (("local.steps", steps),))
         cells[cell] = law_results(cell, 2, 4e4, 60)
     switched_on = {"local": {"workers": 2}}
-    for config, count in (({}, 1), (switched_on, 0)):
+    for config, count in (({}, 1), ({"local": None}, 1), (switched_on, 0)):
         study = analysis_of(cells, axes={"local.steps": [1, 4]}, config=config)
         noted = [line for line in study_notes(study) if line.startswith("local.steps has no")]
         assert len(noted) == count
