@@ -350,19 +350,25 @@ class StudySetup:
     def workload_name(self) -> str:
         """Return the name of the MLflow experiment, such as MNIST-MLP-momentum.
 
-        The default is made of the data set, the network or module, and the update rule.
+        The default is made of the data set, the network or module, and the update rule. Parts that
+        the study varies are omitted.
         """
         if self.study.workload:
             return self.study.workload
+        varied = {*self.study.axes, *self.study.space}
         arguments = self.workload.model.get("init_args", {})
         network = arguments.get("network", self.workload.model)
         network_class = network["class_path"] if isinstance(network, dict) else "network"
-        class_paths = (self.workload.data["class_path"], network_class)
+        class_paths = [self.workload.data["class_path"]]
+        if "model.network" not in varied:
+            class_paths.append(network_class)
         parts = [path.rsplit(".", 1)[-1] for path in class_paths]
         rule = arguments.get("optimizer")
-        if isinstance(rule, str):
+        if isinstance(rule, str) and "model.optimizer" not in varied:
+            parts.append(rule)
             schedule = arguments.get("schedule", "constant")
-            parts.append(rule if schedule == "constant" else f"{rule}-{schedule}-decay")
+            if schedule != "constant" and "model.schedule" not in varied:
+                parts.append(f"{schedule}-decay")
         return "-".join(parts)
 
     def identity(self, data: LightningDataModule | None) -> dict[str, Any]:

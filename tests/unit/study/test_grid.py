@@ -12,7 +12,7 @@ from lit_dps.core.attempt import Attempt
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.environment import Environment
 from lit_dps.core.errors import ConfigError, UserError
-from lit_dps.core.search_space import Range
+from lit_dps.core.search_space import Choices, Range
 from lit_dps.core.trial import Cell, Series, Trial
 from lit_dps.models import MLP, SimpleCNN
 from lit_dps.study.setup import StudySetup
@@ -257,3 +257,24 @@ def test_each_method_of_an_axis_receives_the_options_that_it_takes():
     wrong = dataclasses.replace(made, pruning=dataclasses.replace(made.pruning, options=options))
     with refuses("pruning.options.evry"):
         check(wrong)
+
+
+@pytest.mark.parametrize(
+    ("grid", "name"),
+    [
+        ({}, "Digits-MLP-momentum-linear-decay"),
+        (METHOD, "Digits-MLP-momentum-linear-decay"),
+        ({"model.optimizer": ["sgd", "adamw"]}, "Digits-MLP"),
+        ({"model.schedule": ["constant", "linear"]}, "Digits-MLP-momentum"),
+        (NETWORK, "Digits-momentum-linear-decay"),
+    ],
+)
+def test_the_name_of_the_workload_omits_what_the_study_varies(grid, name):
+    model = {**MODEL, "init_args": {**MODEL["init_args"], "schedule": "linear"}}
+    assert setup(grid, model).workload_name() == name
+
+
+def test_the_name_of_the_workload_omits_a_searched_update_rule():
+    config = StudyConfig(space={**SPACE, "model.optimizer": Choices(["sgd", "adamw"])}, trials=1)
+    workload = Workload(MODEL, DATA, {"accelerator": "cpu"})
+    assert setup_of(config, StorageConfig(), workload, GOAL).workload_name() == "Digits-MLP"
