@@ -151,6 +151,7 @@ def write_pages(
 
     Raises:
         StorageError: If no study is stored.
+        ConfigError: If a study has the name of the `sparse_subset` of another one.
     """
     images = output / PAGE
     parts = []
@@ -165,7 +166,11 @@ def write_pages(
         parts.append(_part(record.name, complete_subset(record), file, storage, images))
         sparse = sparse_subset(record)
         if sparse is not None:
-            part = _part(sparse[0].name, sparse, file, storage, images)
+            subset_name = sparse[0].name
+            if subset_name in studies.values():
+                allowed = f"another name, because a part of study {name} has this name"
+                raise ConfigError("study.name", subset_name, allowed)
+            part = _part(subset_name, sparse, file, storage, images)
             parts.append(replace(part, is_subset=True))
     if not parts:
         raise StorageError(

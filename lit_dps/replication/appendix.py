@@ -11,7 +11,17 @@ from itertools import pairwise
 from lit_dps import Study, StudyRecord
 from lit_dps.core.paper_protocol import BATCH_SIZES, SPARSITIES, TRIALS, protocol_of
 from lit_dps.replication.claims import Judgement, studies_by_verdict
-from lit_dps.replication.parts import Image, Machine, Part, code_block, figures, judge_parts, table
+from lit_dps.replication.parts import (
+    Image,
+    Machine,
+    Part,
+    code_block,
+    figures,
+    hours_of,
+    judge_parts,
+    run_key,
+    table,
+)
 from lit_dps.replication.rules import Verdict
 
 _THEORY = """\
@@ -58,25 +68,25 @@ def appendix_page(
 def _how_it_was_made(parts: Sequence[Part], machine: Machine, command: str, date: str) -> str:
     rows = []
     stacked = []
-    total_core_hours = 0.0
-    total_hours = 0.0
+    core_hours: dict[tuple[str, float], float] = {}
+    hours: dict[tuple[str, float], float] = {}
     for part in parts:
         if part.stacked:
             stacked.append(f"{part.stacked} of `{part.name}`")
         record = part.study.record
         workers = _workers(record, machine)
-        core_hours = part.core_hours / workers
-        hours = part.hours / workers
-        total_core_hours += core_hours
-        total_hours += hours
+        for run in part.core_runs:
+            core_hours[run_key(run)] = hours_of([run]) / workers
+        for run in part.runs:
+            hours[run_key(run)] = hours_of([run]) / workers
         rows.append(
             {
                 "study": f"`{record.name}`",
                 "workload": record.workload,
                 "trials": f"{part.finished} of {part.declared}",
                 "at a time": str(workers),
-                "hours as configured": f"{core_hours:.2f}",
-                "hours in all": f"{hours:.2f}",
+                "hours as configured": f"{part.core_hours / workers:.2f}",
+                "hours in all": f"{part.hours / workers:.2f}",
                 "command": f"`{part.command}`",
             }
         )
@@ -84,9 +94,9 @@ def _how_it_was_made(parts: Sequence[Part], machine: Machine, command: str, date
         f"This page was made {date} on {machine.cores} cores of {machine.cpu}, with torch "
         f"{machine.torch}. Hours are the time of the trials and repeats, on whatever machine "
         "ran them, divided by the number of workers. The studies took "
-        f"{total_core_hours:.2f} hours as configured and {total_hours:.2f} hours as the commands "
-        "extend them. Only the longest attempt of a trial counts. A trial that two studies share "
-        "counts twice."
+        f"{sum(core_hours.values()):.2f} hours as configured and {sum(hours.values()):.2f} hours "
+        "as the commands extend them. Only the longest attempt of a trial counts. A trial of "
+        "several rows counts once."
     )
     if stacked:
         text += f" Stacked trials share their time and have no hours here: {', '.join(stacked)}."

@@ -18,7 +18,16 @@ from lit_dps.replication.claims import Claim, Judgement
 from lit_dps.replication.comparable import is_search, workload_and_goal
 from lit_dps.replication.estimates import is_misfit
 from lit_dps.replication.incomplete_cells import incomplete_cells
-from lit_dps.replication.parts import Image, Machine, Part, escaped, judge_parts, scale_of, table
+from lit_dps.replication.parts import (
+    Image,
+    Machine,
+    Part,
+    escaped,
+    judge_parts,
+    run_key,
+    scale_of,
+    table,
+)
 from lit_dps.replication.rules import Verdict
 
 _ABOUT = (
@@ -245,14 +254,8 @@ def _extent_of(parts: Sequence[Part]) -> str:
 
 
 def _distinct(runs: Iterable[TrialResult]) -> list[TrialResult]:
-    """Return some runs without duplicates, because two studies may share a trial.
-
-    Two runs of one trial are the same if they took the same seconds.
-    """
-    distinct = {}
-    for run in runs:
-        distinct[str(run.trial), run.seconds] = run
-    return list(distinct.values())
+    """Return some runs without duplicates (`run_key`)."""
+    return list({run_key(run): run for run in runs}.values())
 
 
 def _reach(parts: Sequence[Part]) -> str:

@@ -73,7 +73,7 @@ class Part:
         images: Its figures.
         core: The grid that its configuration declares; None if this is the entire study.
         incomplete: The incomplete cells as text; empty without any.
-        is_subset: True for the `sparse_subset` of a study that is a part too.
+        is_subset: True for the `sparse_subset` of the study of another part.
     """
 
     study: Analysis
@@ -115,14 +115,19 @@ class Part:
 
         The time of a stacked trial is the time of its whole stack.
         """
-        return _hours(self.runs)
+        return hours_of(self.runs)
 
     @property
     def core_hours(self) -> float:
         """Hours of the trials and repeats that its configuration declares; see `hours`."""
+        return hours_of(self.core_runs)
+
+    @property
+    def core_runs(self) -> list[TrialResult]:
+        """Its finished trials and repeats that its configuration declares."""
         if self.core is None:
-            return self.hours
-        return _hours(filter(self.core.has, self.runs))
+            return self.runs
+        return list(filter(self.core.has, self.runs))
 
     @property
     def runs(self) -> list[TrialResult]:
@@ -166,13 +171,21 @@ class Part:
         return any(result.status is Status.COMPLETE for result in self.trials)
 
 
-def _hours(runs: Iterable[TrialResult]) -> float:
+def hours_of(runs: Iterable[TrialResult]) -> float:
     """Return the hours of some runs one after another, without stacked runs."""
     seconds = 0.0
     for run in runs:
         if not run.is_stacked:
             seconds += run.seconds
     return seconds / 3600
+
+
+def run_key(run: TrialResult) -> tuple[str, float]:
+    """Return what identifies a run on the pages, because two parts may share a run.
+
+    Two runs of one trial are the same if they took the same seconds.
+    """
+    return str(run.trial), run.seconds
 
 
 def judge_parts(parts: Sequence[Part]) -> list[Judgement]:

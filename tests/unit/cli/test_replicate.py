@@ -20,7 +20,7 @@ from lit_dps.core.trial import Cell
 from lit_dps.storage.read import read_study
 from lit_dps.storage.schema import IDENTITY
 from tests.support.errors import error_line, refusals_in, refuses
-from tests.support.fake_study import law_study
+from tests.support.fake_study import law_results, law_study, write_study
 
 CONFIG = {
     "data": {"class_path": "lit_dps.data.MNIST"},
@@ -281,3 +281,27 @@ def test_the_full_form_goes_on_from_the_trials_in_the_repository(folder, capsys)
         assert f"## Study {'three'}" in page.splitlines()
     assert "`three`" in (folder / "docs" / "replication.md").read_text()
     assert len(read_study(f"sqlite:///{database}", "three").results[Cell(4, 0.0)]) == 6
+
+
+def test_a_subset_is_no_study_and_no_study_has_its_name(folder, capsys):
+    """The study "two" has 6 trials at 7 dense batch sizes, and at 3 of them at S = 0.9."""
+    cells = {}
+    for size in (1, 2, 4, 8, 16, 32, 64):
+        for sparsity in (0.0, 0.9):
+            cell = Cell(size, sparsity)
+            cells[cell] = law_results(cell, 6, 4e4, 60)
+            if sparsity and size not in (4, 16, 64):
+                cells[cell] = []
+    (folder / "mlruns").mkdir()
+    url = f"sqlite:///{folder}/mlruns/study.db"
+    write_study(url, cells, "two", trials=6, config=CONFIG)
+    (folder / "configs" / "a.yaml").unlink()
+    assert verb("--report_only", "true") == 0
+    text = (folder / "docs" / "replication.md").read_text()
+    assert "The evidence is 1 study with 60 trials" in text
+    assert "`two-sparse` at " in text
+    (folder / "configs" / "c.yaml").write_text(yaml.safe_dump({"study": {"name": "two-sparse"}}))
+    capsys.readouterr()
+    assert verb("--report_only", "true") == 2
+    refusals = refusals_in(capsys.readouterr().err)
+    assert refusals == [("study.name", "'two-sparse'")]

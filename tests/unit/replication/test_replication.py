@@ -118,6 +118,29 @@ def test_how_it_was_made():
     assert first.stacked == 0
 
 
+def test_a_trial_of_a_study_and_its_subset_counts_once_in_the_sum_of_hours():
+    """The subset has half of the batch sizes, and each trial other seconds."""
+    study = part("first")
+    timed = {}
+    seconds = 0.0
+    for cell, runs in study.study.record.results.items():
+        timed[cell] = []
+        for run in runs:
+            run_seconds = 500 + len(timed) + run.trial.point / 100
+            seconds += run_seconds
+            timed[cell].append(dataclasses.replace(run, seconds=run_seconds))
+    record = dataclasses.replace(study.study.record, results=timed)
+    half = record.subset(record.sparsities, record.batch_sizes[::2])
+    whole = dataclasses.replace(study, study=Analysis(record))
+    subset = dataclasses.replace(
+        study, study=Analysis(dataclasses.replace(half, name="first-sparse")), is_subset=True
+    )
+    made = section(page(whole, subset), "How it was made")
+    assert float(cells_of(made, "`first-sparse`")[5]) > 0
+    total = f"{seconds / 3600 / 4:.2f} hours"
+    assert f"took {total} as configured and {total} as the commands" in made
+
+
 def test_stacked_trials_have_no_hours_since_each_has_the_time_of_all():
     study = part("first")
     record = study.study.record
