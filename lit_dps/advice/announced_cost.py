@@ -67,7 +67,7 @@ def print_pilot(plan: PilotPlan, most_steps: int, training: float, ranks: int) -
 
     Args:
         plan: The user's run.
-        most_steps: Its most steps.
+        most_steps: Its steps, if it spends its budget.
         training: Their seconds on one device.
         ranks: The devices of the run.
     """

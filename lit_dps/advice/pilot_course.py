@@ -190,10 +190,11 @@ class Course:
         if seconds <= 0:
             return None
         law = self.law()
+        sizes = question.sizes_within_budget(law)
         worths = worth_of_runs(
             law,
-            self._candidates(closed),
-            question.sizes_within_budget(law),
+            self._candidates(sizes, closed),
+            sizes,
             question.step_seconds_by_devices,
             question.step_seconds_here,
             RUNS_PER_K,
@@ -214,14 +215,14 @@ class Course:
         )
         return chosen.batch_size
 
-    def _candidates(self, closed: set[int]) -> list[int]:
-        """Return the batch sizes above B0 that can be run next."""
+    def _candidates(self, sizes: Sequence[int], closed: set[int]) -> list[int]:
+        """Return which of some batch sizes above B0 can be run next."""
         question = self.question
         observed = observations_of_runs(self.record, bounds_of(question.store.read()))
         was_run = {int(each.batch_size) for each in observed}
         largest = max(was_run, default=self.plan.batch_size)
         most = min(question.largest, MAX_STRIDE * largest)
-        unknown = [b for b in question.batch_sizes if b not in was_run and b not in closed]
+        unknown = [b for b in sizes if b not in was_run and b not in closed]
         return [b for b in unknown if self.plan.batch_size < b <= most]
 
     def _far_recommendation(self, worths: Sequence[Worth], seconds: float) -> Worth | None:
@@ -237,7 +238,8 @@ class Course:
         question = self.question
         law = self.law()
         low, high = law.reach
-        sizes = [b for b in question.batch_sizes if low <= b <= min(high, question.largest)]
+        within = question.sizes_within_budget(law)
+        sizes = [b for b in within if low <= b <= min(high, question.largest)]
         if not sizes:
             return None
         of_step = np.array(list(map(question.step_seconds_here, sizes)))
@@ -325,7 +327,7 @@ class Course:
         for result in results_at(self.all_runs, batch_size):
             point = result.trial.point
             if point < len(outcomes) and outcomes[point].rank == MISSED:
-                steps.append(result.steps_run)
+                steps.append(self.goal.last_step_within(result.curve))
         return min(steps, default=limit)
 
     def _waits_for_budget(

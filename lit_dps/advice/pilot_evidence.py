@@ -15,7 +15,7 @@ from lit_dps.core.goal import Goal
 from lit_dps.core.noise_scale import NoiseScale, noise_scale
 from lit_dps.core.record import StudyRecord
 from lit_dps.core.trial import NOISE_SCALE, Status, TrialResult
-from lit_dps.report.no_result import best_validation
+from lit_dps.report.no_result import best_validation, spent_budgets
 
 # The first half of a run does not count: at the begin the noise scale is far below B_crit.
 NOISE_FROM = 0.5
@@ -76,12 +76,13 @@ class PilotRun:
 
     Attributes:
         steps: Steps to the goal; None if the run missed the goal.
-        steps_run: The step of its last validation.
+        steps_run: The step of its last validation within all budgets; 0 without one.
         seconds: Its wall time.
         status: How it ended.
         noise: The noise scale of its second half; None if it was not read.
         best: The best value of the goal's metric; None without an exact, finite one.
         check_seconds: Mean seconds of a full validation; None if validations stopped early.
+        spent: The configuration keys of the budgets that it spent, if it missed the goal.
     """
 
     steps: int | None
@@ -91,17 +92,15 @@ class PilotRun:
     noise: NoiseScale | None
     best: float | None = None
     check_seconds: float | None = None
+    spent: Sequence[str] = ("goal.max_steps",)
 
-    def advice(self, goal: Goal) -> str:
-        """Return what may make the run meet its goal, by how it ended, if it has missed it."""
+    def advice(self) -> str:
+        """Return what to change after a run that missed the goal, by how it ended."""
         if self.status == Status.INFEASIBLE:
             return "It diverged. Choose a lower learning rate."
         if self.status == Status.STOPPED:
             return "The module or a callback ended it. Let it train longer, or choose another goal."
-        budgets = ["goal.max_steps"]
-        for column in goal.limits:
-            budgets.append(f"goal.max_{column}")
-        larger = " and ".join(budgets)
+        larger = " and ".join(self.spent)
         return f"Choose an easier goal, a larger {larger}, or another learning rate."
 
     def to_dict(self) -> dict[str, Any]:
@@ -130,12 +129,13 @@ class PilotRun:
             if run.trial.point == 0 and run.status is not Status.FAILED:
                 return cls(
                     steps=run.steps,
-                    steps_run=run.steps_run,
+                    steps_run=record.goal.last_step_within(run.curve),
                     seconds=run.seconds,
                     status=str(run.status),
                     noise=_late_noise_scale(run, plan.batch_size),
                     best=_best_metric(run, record.goal),
                     check_seconds=_check_seconds(run),
+                    spent=list(spent_budgets(record.goal, [run])),
                 )
         return None
 

@@ -47,7 +47,7 @@ def train_pilot(
             best = f", its best {goal.metric} was {number_text(pilot.best)}"
         print_line(
             f"  the run did not meet the goal in {pilot.steps_run} steps ({pilot.status}){best}. "
-            f"{pilot.advice(goal)}"
+            f"{pilot.advice()}"
         )
         store_bound(question.store, plan.batch_size, pilot.steps_run)
         return None
@@ -118,6 +118,8 @@ def run_trials(
 
 
 def store_bound(store: AdviceStore, batch_size: int, steps: int) -> None:
-    """Store that no run at a batch size met the goal within some steps."""
+    """Store that no run at a batch size met the goal within some steps; 0 is no bound."""
+    if not steps:
+        return
     bounds = bounds_of(store.read()) | {batch_size: float(steps)}
     store.keep(bounds=[list(pair) for pair in bounds.items()])

@@ -118,17 +118,25 @@ class Question:
         """Return the batch sizes to answer for: the user's, and others whose K is in the budget.
 
         Runs at smaller ones may spend `goal.max_steps` before the goal, and runs at larger ones
-        `goal.max_examples`.
+        `goal.max_examples`. `goal.max_seconds` does not count.
         """
         steps = dict(law.predict(self.batch_sizes)[["batch_size", "steps"]].to_numpy())
         own = user_batch_size(self.setup.workload)
         within = []
         for batch_size in self.batch_sizes:
-            most = self.setup.built_goal.most_steps(batch_size, step_seconds=0)
+            last = self._last_step_within_budget(batch_size)
             # Steps of larger batches are nan if the law does not predict them.
-            if batch_size == own or not steps.get(batch_size, 0) > most:
+            if batch_size == own or not steps.get(batch_size, 0) > last:
                 within.append(batch_size)
         return within
+
+    def _last_step_within_budget(self, batch_size: int) -> int:
+        """Return the step of the last validation that can meet the goal; 0 without one."""
+        goal = self.setup.built_goal
+        steps = goal.max_steps
+        if goal.max_examples is not None:
+            steps = min(steps, goal.max_examples // batch_size)
+        return steps // goal.check_interval * goal.check_interval
 
     @property
     def largest(self) -> int:
@@ -190,7 +198,7 @@ class Question:
         """Steps of a training that spends its budget here, at the user's batch size."""
         own = user_batch_size(self.setup.workload)
         step = self.step_time.at(own, self.ranks)
-        seconds = 0.0 if step is None else step.value
+        seconds = self.seconds_on_one_device(own) if step is None else step.value
         return self.setup.built_goal.most_steps(own, seconds)
 
     @property
@@ -213,17 +221,19 @@ def conclude(question: Question) -> Answer:
     setup = question.probes.setup
     # `fit` makes full validations; validations of probes stop early.
     costs = Costs(options.price, question.checks)
-    asked = question.step_time, question.batch_sizes, options.devices, costs
     stored = question.store.read()
     if question.plan is None:
         law = branch_law(stored, question.setup)
         if law is None:
-            return answer(law_with_prior([]), *asked)
+            law = law_with_prior([])
+            return answer(law, question.step_time, question.batch_sizes, options.devices, costs)
         # Branches store how they were trained. `question.adaptive` is also None if a callback of
         # the user scales, or if the optimizer could not be read.
         adaptive = stored.get("branch_adaptive", question.adaptive is not None)
         key = rate_key(setup)
-        return answer(law, *asked, law.rate(key, setup.study.space[key].at(0.5), adaptive))
+        branch_rate = law.rate(key, setup.study.space[key].at(0.5), adaptive)
+        sizes = question.sizes_within_budget(law)
+        return answer(law, question.step_time, sizes, options.devices, costs, branch_rate)
     record = question.probes.record()
     pilot = PilotRun.of_stored(stored)
     law = law_with_prior(

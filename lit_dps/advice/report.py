@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -174,9 +174,7 @@ def _why_no_answer(question: Question) -> list[str]:
         why = "The budget ended before your run met its goal. A larger --budget continues it."
     elif pilot.steps is None:
         best = "" if pilot.best is None else f" (best {goal.metric}: {number_text(pilot.best)})"
-        why = (
-            f"Your run did not meet the goal in {pilot.steps_run} steps{best}. {pilot.advice(goal)}"
-        )
+        why = f"Your run did not meet the goal in {pilot.steps_run} steps{best}. {pilot.advice()}"
     elif pilot.steps <= goal.check_interval:
         why = (
             "Your run met the goal at its first validation. Set goal.check_interval below "
@@ -254,9 +252,10 @@ def _notes(report: _Report) -> Iterator[str]:
     within = question.sizes_within_budget(report.result.law)
     left_out = [str(size) for size in question.batch_sizes if size not in within]
     if left_out:
+        budget = replace(question.setup.built_goal, max_seconds=None).budget_text
         yield (
             f"B = {', '.join(left_out)} is left out, because a run there would spend its budget of "
-            f"{question.setup.built_goal.budget_text} before the goal."
+            f"{budget} before the goal."
         )
     untested = stored.get("untested_rate")
     if untested:

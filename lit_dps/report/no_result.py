@@ -81,14 +81,20 @@ def have_diverged(summary: CellSummary) -> bool:
 def best_validation(goal: Goal, trials: Sequence[TrialResult]) -> BestValidation | None:
     """Return the best value of the goal's metric at any validation; None without a finite one.
 
-    A validation that stopped early (`goal.early_reject`) has a bound in place of the value. Bounds
+    Validations beyond a budget do not count if one within all budgets has a finite value. A
+    validation that stopped early (`goal.early_reject`) has a bound in place of the value. Bounds
     count only if no validation of these trials is exact.
     """
     values: list[BestValidation] = []
+    within_budget: list[BestValidation] = []
     for result in trials:
-        values += _finite_values(goal, result)
+        finite = _finite_values(goal, result)
+        last_step = goal.last_step_within(result.curve)
+        values += finite
+        within_budget += [each for each in finite if each.step <= last_step]
     if not values:
         return None
+    values = within_budget or values
     candidates = [each for each in values if each.exact] or values
     sign = -1 if goal.at_least else 1
     return min(candidates, key=lambda each: (sign * each.value, each.step))
@@ -198,7 +204,8 @@ def spent_budgets(goal: Goal, trials: Sequence[TrialResult]) -> dict[str, float]
 
 def _goal_advice(goal: Goal, best: BestValidation, name: str) -> str:
     """Return whether to raise a budget or to choose an easier goal, by the best trial."""
-    last = best.result.curve["step"][-1]
+    # Without a validation within all budgets, the best one is beyond a budget.
+    last = goal.last_step_within(best.result.curve) or best.result.curve["step"][-1]
     spent = spent_budgets(goal, [best.result])
     budgets = " and ".join(f"{key} = {limit}" for key, limit in spent.items())
     if goal.at_least and is_share(goal.metric) and 0 < best.value <= 1 < goal.value:

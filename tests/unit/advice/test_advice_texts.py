@@ -22,6 +22,7 @@ from lit_dps.advice.step_time import Timed
 from lit_dps.core.trial_config import OptimConfig
 from lit_dps.readings.branching import Fork
 from lit_dps.storage.advice_store import AdviceStore
+from tests.support.texts import numbers_in
 from tests.unit.advice.test_probe_study import CannotRun, probes, run
 from tests.unit.advice.test_step_probe import Net
 
@@ -114,6 +115,21 @@ def test_the_answer_names_the_warm_up_and_what_failed_though_no_file_can_be_writ
     (tmp_path / "figures").write_text("a file in the folder's place")
     capsys.readouterr()
     golden.check("advice/probed.txt", printed(question, capsys, tmp_path))
+
+
+def test_forks_give_no_answer_at_a_batch_size_that_a_note_leaves_out(tmp_path):
+    """The run takes 30 steps at B = 4. More than 8 steps at B = 16 are beyond 130 examples."""
+    question = question_in(tmp_path, step_times(), Options(60, "branch"), None)
+    goal = dataclasses.replace(question.setup.goal, max_examples=130, max_seconds=1.0)
+    question = dataclasses.replace(question, setup=dataclasses.replace(question.setup, goal=goal))
+    fork = Fork(5, 4, (1, 2, 4), (1.0, 1.0, 1.5), (0.0, 0.05, 0.1), 0.1)
+    question.store.append("branches", fork.to_dict())
+    question.store.keep(branch_steps=30, branch_adaptive=False, max_steps=40)
+    advice = publish_answer(question)
+    (note,) = [note for note in advice.notes if "is left out" in note]
+    assert numbers_in(note) == [16, 40, 130], "goal.max_seconds is not considered"
+    assert set(advice.answer.table["batch_size"]) == {4, 8}
+    assert 16 not in set(advice.steps["batch_size"])
 
 
 def test_forks_give_an_answer_and_a_configuration(tmp_path, capsys, golden):

@@ -104,7 +104,7 @@ def power(given, store: AdviceStore) -> float:
         adaptive=adaptive,
         times=times,
         step_time=step,
-        batch_sizes=[4, 16],
+        sizes_within_budget=lambda law: [4, 16],
     )
     found = conclude(question)
     assert found.rate.at(4) == pytest.approx(0.1), "the middle of the box at the own batch size"

@@ -196,14 +196,32 @@ def test_a_bound_of_a_validation_that_stopped_early_is_no_best_value():
 
 
 @pytest.mark.parametrize(
-    ("status", "keys"),
+    ("max_examples", "steps_run", "best", "keys"),
     [
-        ("incomplete", {"goal.max_steps", "goal.max_examples"}),
-        ("infeasible", set()),
-        ("stopped", set()),
+        # Step 100 has 3,200 examples, and the value there does not meet the goal.
+        (3000, 90, 0.2, {"goal.max_examples"}),
+        (3200, 100, 0.05, {"goal.max_steps", "goal.max_examples"}),
+        (None, 100, 0.05, {"goal.max_steps"}),
+        (300, 0, 0.05, {"goal.max_examples"}),
     ],
 )
-def test_advice_on_a_missed_goal_names_the_budgets_that_may_have_ended_the_run(status, keys):
-    goal = Goal(0.1, check_interval=10, max_steps=400, max_examples=1000)
+def test_a_missed_goal_has_the_bound_of_its_budgets(max_examples, steps_run, best, keys):
+    max_steps = 100 if "goal.max_steps" in keys else 400
+    goal = Goal(0.1, check_interval=10, max_steps=max_steps, max_examples=max_examples)
+    run = result(32, 0, 0.1, None)
+    run.curve["val_error"][8:] = [0.2, 0.05]
+    run.curve["examples"] = [32 * step for step in run.curve["step"]]
+    missed = replace(run, status=Status.INCOMPLETE)
+    pilot = PilotRun.of_record(replace(record_of(missed), goal=goal), PLAN)
+    assert (pilot.steps_run, pilot.best) == (steps_run, best)
+    stored = json.loads(json.dumps(pilot.to_dict()))
+    assert PilotRun.of_stored({"pilot": stored}) == pilot
+    assert set(re.findall(r"goal\.\w+", pilot.advice())) == keys
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"), [("infeasible", "lower learning rate"), ("stopped", "train longer")]
+)
+def test_a_run_that_a_budget_did_not_end_is_not_advised_to_have_a_larger_one(status, expected):
     pilot = PilotRun(steps=None, steps_run=40, seconds=1.0, status=status, noise=None)
-    assert set(re.findall(r"goal\.\w+", pilot.advice(goal))) == keys
+    assert expected in pilot.advice() and "goal.max_" not in pilot.advice()

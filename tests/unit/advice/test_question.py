@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
+from lit_dps.advice.announced_cost import print_cost
 from lit_dps.advice.options import Clock, Options
+from lit_dps.advice.pilot_plan import PilotPlan
 from lit_dps.advice.question import Question
 from lit_dps.advice.run import _step_times
 from lit_dps.advice.step_probe import FULL, SPENT, StepTimes
@@ -18,6 +21,7 @@ from lit_dps.storage.advice_store import AdviceStore
 from lit_dps.study.preflight.parts_check import NORM
 from tests.unit.advice.test_step_probe import setup
 
+PLAN = PilotPlan(4, "model.lr", 0.01, 0.5, is_adaptive=True)
 TIMED = [Timed(m, 0.01 + 1e-3 * m) for m in (1, 2, 4, 8)]
 
 
@@ -132,8 +136,21 @@ def test_a_training_takes_its_steps_and_checks():
         assert limited.training_seconds == pytest.approx(steps * (0.014 + 0.05), rel=1e-2)
 
 
-@pytest.mark.parametrize(("max_examples", "sizes"), [(None, [2, 4, 8]), (8, [2, 4])])
-def test_a_batch_whose_run_would_end_before_the_goal_has_no_answer(max_examples, sizes):
+@pytest.mark.parametrize(
+    ("goal_values", "sizes"),
+    [
+        ({}, [2, 4, 8]),
+        ({"max_examples": 8}, [2, 4]),
+        # The second validation at B = 8 is beyond 15 examples, and within 16.
+        ({"max_examples": 15}, [2, 4]),
+        ({"max_examples": 16}, [2, 4, 8]),
+        # Validations after steps 2 and 4: the first one at B = 8 has 16 examples.
+        ({"max_examples": 15, "check_interval": 2}, [2, 4]),
+        ({"max_examples": 17, "check_interval": 2}, [2, 4, 8]),
+        ({"max_seconds": 0.01}, [2, 4, 8]),
+    ],
+)
+def test_a_batch_whose_run_would_end_before_the_goal_has_no_answer(goal_values, sizes):
     """goal.max_steps is 4. Your batch size is 4, which always has an answer."""
     steps = {1: 7.0, 2: 4.0, 4: 9.0, 8: 1.75}
     law = SimpleNamespace(
@@ -142,7 +159,50 @@ def test_a_batch_whose_run_would_end_before_the_goal_has_no_answer(max_examples,
         )
     )
     question = question_of(FULL)
-    goal = dataclasses.replace(question.setup.goal, max_examples=max_examples)
+    goal = dataclasses.replace(question.setup.goal, **goal_values)
     question = dataclasses.replace(question, setup=dataclasses.replace(question.setup, goal=goal))
     assert question.batch_sizes == [1, 2, 4, 8]
     assert question.sizes_within_budget(law) == sizes
+
+
+def test_two_ranks_without_a_timed_step_count_as_one_device_for_the_budget_of_seconds():
+    question = dataclasses.replace(question_of(FULL, ranks=2), plan=PLAN)
+    goal = dataclasses.replace(question.setup.goal, max_seconds=0.02)
+    question = dataclasses.replace(question, setup=dataclasses.replace(question.setup, goal=goal))
+    assert question.step_time.at(4, 2) is None
+    # Two steps of 14 ms at B = 4.
+    assert question.most_steps == 2
+
+
+@pytest.mark.parametrize("plan", [None, PLAN])
+def test_the_announced_training_ends_at_the_budget_of_examples(capsys, plan):
+    """goal.max_steps is 4, and 8 examples are 2 steps."""
+    store = SimpleNamespace(read=dict)
+    question = dataclasses.replace(question_of(FULL), plan=plan, store=store)
+    goal = dataclasses.replace(question.setup.goal, max_examples=8)
+    question = dataclasses.replace(question, setup=dataclasses.replace(question.setup, goal=goal))
+    print_cost(question, Clock(math.inf, SimpleNamespace(keep=lambda **values: None), 0.0))
+    text = " ".join(capsys.readouterr().err.split())
+    expected = "one training of 2 steps at B = 4" if plan is None else "takes all of its 2 steps"
+    assert expected in text
+
+
+@pytest.mark.parametrize("plan", [None, PLAN])
+def test_a_few_timed_steps_announce_the_training_up_to_the_budget_of_examples(
+    tmp_path, capsys, plan
+):
+    """goal.max_steps is 4, and 8 examples are 2 steps."""
+    user = setup()
+    user = dataclasses.replace(user, goal=dataclasses.replace(user.goal, max_examples=8))
+    store = AdviceStore(f"sqlite:///{tmp_path}/study.db", "s")
+    session = SimpleNamespace(
+        probe_study=SimpleNamespace(setup=user, plan=plan),
+        stored={},
+        store=store,
+        stop=StopRequest(),
+        clock=Clock(5.0, store, 0.0),
+    )
+    _step_times(session)
+    text = " ".join(capsys.readouterr().err.split())
+    expected = "one training of 2 steps at B = 4" if plan is None else "Its 2 steps take at most"
+    assert expected in text

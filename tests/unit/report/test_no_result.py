@@ -230,7 +230,7 @@ def test_the_budget_that_ended_the_trials_is_the_one_to_raise():
     assert note["budgets"] == "goal.max_examples and goal.max_seconds"
     without = dataclasses.replace(record({8: found[8]}), goal=goal)
     (line,) = advice(without, Analysis(without).cells)
-    assert numbers_in(line)[-2:] == [400, 1600] and "goal.max_steps" not in line
+    assert numbers_in(line)[-2:] == [200, 1600] and "goal.max_steps" not in line
 
 
 def test_a_trial_that_its_module_ended_has_spent_no_budget():
