@@ -102,7 +102,7 @@ def search_runs(client: mlflow.MlflowClient, experiment_id: str, terms: str = ""
 
 def _client(uri: str) -> mlflow.MlflowClient:
     """Return a client whose tables exist. A broken file is renamed and made again."""
-    file = sqlite_file(uri)
+    file = _database_file(uri)
     if file is None:
         return mlflow.MlflowClient(tracking_uri=absolute(uri))
     move_broken(file)
@@ -166,7 +166,7 @@ def mlflow_errors(uri: str) -> Iterator[None]:
         # SQLAlchemy is the message of the database without the statement.
         cause = getattr(error, "orig", None) or error
         text = " ".join(str(cause).split()) or type(cause).__name__
-        file = sqlite_file(uri)
+        file = _database_file(uri)
         if file is not None and file.exists() and is_damage(text):
             move_aside(file, "damaged pages")
         message = scrubbed(text, uri)[:MAX_MESSAGE_CHARACTERS]
@@ -174,12 +174,19 @@ def mlflow_errors(uri: str) -> Iterator[None]:
         raise StorageError(f"MLflow at {place} cannot be used: {message}", key=place) from error
 
 
+def _database_file(uri: str) -> Path | None:
+    """Return the file of an SQLite database, which a link may name; None for a server."""
+    file = sqlite_file(uri)
+    if file is None:
+        return None
+    return without_link(file)
+
+
 @contextmanager
 def _lock(uri: str) -> Iterator[None]:
     """Hold a lock, so that two processes do not create the tables at once."""
-    file = sqlite_file(uri)
+    file = _database_file(uri)
     if file is not None:
-        file = without_link(file)
         file.parent.mkdir(parents=True, exist_ok=True)
         with AnnouncedLock(file.with_name(f".{file.stem}.lock")):
             yield

@@ -84,6 +84,35 @@ def test_a_link_to_the_file_has_the_lock_of_the_file(empty, tmp_path):  # noqa: 
     assert (file.parent / ".mlflow.lock").exists()
 
 
+def test_a_broken_file_that_a_link_names_is_renamed_and_the_link_stays(tmp_path):
+    file = tmp_path / "here" / "mlflow.db"
+    link = tmp_path / "there" / "link.db"
+    for each in (file, link):
+        each.parent.mkdir()
+    file.write_bytes(b"no database" * 100)
+    link.symlink_to(file)
+    open_experiment(f"sqlite:///{link}", str(tmp_path), "e")
+    assert link.readlink() == file and why_broken(file) == ""
+    assert (file.parent / "mlflow.broken-1.db").read_bytes() == b"no database" * 100
+    assert [path.name for path in link.parent.iterdir()] == ["link.db"]
+
+
+def test_tables_made_in_part_are_removed_from_the_file_that_a_link_names(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    file = tmp_path / "here" / "mlflow.db"
+    link = tmp_path / "link.db"
+    link.symlink_to(file)
+
+    def fails(*args, **kwargs):
+        file.write_bytes(b"a part")
+        raise OSError("disk full")
+
+    monkeypatch.setattr("mlflow.MlflowClient.search_experiments", fails)
+    with pytest.raises(StorageError, match="disk full"):
+        open_experiment(f"sqlite:///{link}", str(tmp_path), "e")
+    assert link.is_symlink() and not file.exists()
+
+
 def test_two_broken_files_are_both_kept(tmp_path):
     file = tmp_path / "mlflow.db"
     names = []
