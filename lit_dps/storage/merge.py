@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, NamedTuple
 
 import optuna
@@ -13,7 +14,7 @@ from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from lit_dps.core.config import check_name
-from lit_dps.core.environment import DATA, changed_parts
+from lit_dps.core.environment import DATA, UNKNOWN, Hashes, is_same_data
 from lit_dps.core.errors import StorageError
 from lit_dps.core.goal import Goal
 from lit_dps.core.noise_scale import reading_batch_size
@@ -207,20 +208,36 @@ def _check_same_study(
 def _check_same_data(
     name: str, place: str, ours: Mapping[str, Any], other_place: str, theirs: Mapping[str, Any]
 ) -> None:
-    """Raise StudyChanged if the studies have no version of the data at a value in common."""
-    changed: set[str] = set()
-    same: set[str] = set()
-    for environment in theirs[schema.ENVIRONMENTS]:
-        differing = changed_parts(ours[schema.ENVIRONMENTS], environment, DATA)
-        changed.update(differing)
-        same.update(environment.get(DATA, {}).keys() - set(differing))
-    values = ", ".join(sorted(changed - same))
+    """Raise StudyChanged if the data at a value of an axis differ between all runs of the studies.
+
+    The result is the same if the studies are exchanged.
+    """
+    versions, other_versions = _data_versions(ours), _data_versions(theirs)
+    changed = []
+    for value in sorted(versions.keys() & other_versions.keys()):
+        pairs = list(product(versions[value], other_versions[value]))
+        # The last text is of the processor and the versions. A rough comparison of two processors
+        # must not hide a change on one of them.
+        exact = [(one, other) for one, other in pairs if one[-1] == other[-1]]
+        if not any(is_same_data(one, other) for one, other in exact or pairs):
+            changed.append(value)
+    values = ", ".join(changed)
     if values:
         raise StudyChanged(
             f"study {name!r} cannot be merged: its data at {values} in {other_place} differ from "
             f"{place}",
             keys=["data_digest"],
         )
+
+
+def _data_versions(header: Mapping[str, Any]) -> dict[str, list[Hashes]]:
+    """Return the known hashes of the data at each value of an axis, from all runs of a study."""
+    versions: dict[str, list[Hashes]] = {}
+    for environment in header[schema.ENVIRONMENTS]:
+        for value, hashes in environment.get(DATA, {}).items():
+            if list(hashes) != UNKNOWN:
+                versions.setdefault(value, []).append(hashes)
+    return versions
 
 
 def _check_target(storage: RDBStorage, place: str, source: _Source, trust: bool) -> None:

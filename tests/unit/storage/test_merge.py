@@ -292,16 +292,20 @@ def test_another_identity_is_refused_and_no_study_is_changed(here, there, tmp_pa
     assert list(merged(here, there, only="same")) == ["same"]
 
 
-def written_at(url: str, noise: float, digest: str) -> None:
-    """A study of one value of an axis of the data."""
+def written_at(url: str, noise: float, *digests: str | list[str]) -> None:
+    """Write a study of one value of an axis of the data; each run has the hashes of its data."""
     cell = Cell(4, 0.0, (("data.noise", noise),))
-    environment = {"key": f"of {noise}", "since": "", DATA: {f"noise={noise}": [digest]}}
+    environments = []
+    for i, digest in enumerate(digests):
+        hashes = [digest] if isinstance(digest, str) else digest
+        data = {f"noise={noise}": hashes}
+        environments.append({"key": f"{i} of {noise}", "since": "", DATA: data})
     written(
         url,
         {cell: [ran("complete", 32, cell=cell)]},
-        identity={**IDENTITY, "data_digest": digest},
+        identity={**IDENTITY, "data_digest": digests[0]},
         axes={"data.noise": [noise]},
-        environments=[environment],
+        environments=environments,
     )
 
 
@@ -320,6 +324,35 @@ def test_parts_with_other_data_at_one_value_of_an_axis_are_refused(here, there):
         merged(here, there)
     assert caught.value.keys == ("data_digest",) and "noise=0.5" in str(caught.value)
     assert rows(here) == before
+
+
+X1, X2, Y3 = ["i", "f1", "X"], ["i", "f2", "X"], ["i", "f3", "Y"]
+UNKNOWN = ["unknown"]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "is_merged"),
+    [
+        ([X1], [Y3], True),  # floats of two processors are not compared
+        ([X1], [X2, Y3], False),  # floats of one processor are
+        ([X1], [X2, X1], True),
+        (["a"], ["b", "a"], True),
+        (["a"], ["b", UNKNOWN], False),
+        (["a"], [UNKNOWN], True),
+    ],
+)
+@pytest.mark.parametrize("is_exchanged", [False, True])
+def test_data_at_one_value_are_compared_alike_in_both_directions(
+    here, there, ours, theirs, is_merged, is_exchanged
+):
+    written_at(here, 0.5, *(theirs if is_exchanged else ours))
+    written_at(there, 0.5, *(ours if is_exchanged else theirs))
+    if is_merged:
+        merged(here, there)
+        assert read_study(here, "fake").name == "fake"
+    else:
+        with pytest.raises(StudyChanged, match=r"noise=0\.5"):
+            merged(here, there)
 
 
 def test_a_study_whose_data_have_a_digest_is_not_merged_with_one_without(here, there):

@@ -78,6 +78,9 @@ def test_the_report_names_idle_axes_that_no_dry_run_noted():
         study = analysis_of(cells, axes={"local.steps": [1, 4]}, config=config)
         noted = [line for line in study_notes(study) if line.startswith("local.steps has no")]
         assert len(noted) == count
+    for model in (None, {"class_path": None}):
+        (text,) = notes_on_idle_axes({"model": model}, {"local.steps": [1, 4]}, {})
+        assert "local.steps" in text
     # A dry run of the same study has stored the note.
     (text,) = notes_on_idle_axes({}, {"local.steps": [1, 4]}, {})
     study = analysis_of(cells, axes={"local.steps": [1, 4]}, notes={text: "WEAK"})
