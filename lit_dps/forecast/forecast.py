@@ -467,9 +467,7 @@ def _explain(setup: StudySetup, remaining: _Remaining, basis: str) -> list[str]:
                 "with it"
             )
     if remaining.has_repeats:
-        end = "runs to max_steps"
-        if goal.limits:
-            end = "spends its budget"
+        end = f"runs to {goal.budget_text}"
         text = f"repeats, at most: every repeat {end}"
         if remaining.has_trials and setup.workers > 1:
             text = f"repeats, at most: one worker runs all repeats, and each {end}"

@@ -22,6 +22,7 @@ from lit_dps.study.probe_run import RunTimes
 from lit_dps.training.workload import Workload
 from tests.support.fake_study import analysis_of, result, write_study
 from tests.support.setups import setup_of
+from tests.support.texts import numbers_in
 
 POINTS = {Cell(2, 0.0): {0, 1, 2}, Cell(8, 0.0): {2}, Cell(2, 0.9): {0, 1, 2}, Cell(8, 0.9): {1, 2}}
 TIMING = Timing(
@@ -192,10 +193,12 @@ def test_the_table_counts_repeats():
     assert rows["total"][:3] == ["26", "4,160", "260"]
     assert told[-1].startswith("repeats") and " 3 x K*" in told[-1]
     assert rows["total"][-1] == format_duration(13 * TRIAL_2 + 13 * TRIAL_64)
-    assert "max_steps" in told[-1]
-    _, told = table(repeats=5, goal={**GOAL, "max_examples": 320})
+    assert numbers_in(told[-1]) == [160, 3]
+    rows, told = table(repeats=5, goal={**GOAL, "max_examples": 320})
     # No repeat takes more than 320 examples.
-    assert told[-1].startswith("repeats") and "max_steps" not in told[-1]
+    assert rows["repeats"][:3] == ["10", "880", "55"]
+    assert numbers_in(told[-1]) == [160, 320, 8]
+    assert "runs to 160 steps or 320 examples, or to 8 x K*" in told[-1]
 
 
 def test_each_sparse_trial_and_repeat_prunes_its_network():
