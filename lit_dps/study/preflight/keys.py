@@ -26,7 +26,7 @@ from lit_dps.core.trial import Cell, Trial, Value, text_of
 from lit_dps.core.trial_config import AVERAGE_KEY, BatchConfig
 from lit_dps.core.unit import STEPS
 from lit_dps.engines.trial_settings import METHOD_OPTIONS, takes_option
-from lit_dps.optim import RULES, RateSchedule
+from lit_dps.optim import RULES, rule_named
 from lit_dps.pruning import pruner_of
 from lit_dps.pruning.from_file import PATH_KEY
 from lit_dps.readings.reading import KEY as READINGS_KEY
@@ -335,25 +335,24 @@ def _idle_arguments(setup: StudySetup) -> Iterator[str]:
     if not model["class_path"].startswith("lit_dps."):
         return
     rules = rules_of(setup)
-    schedules = _choices_of(setup, "schedule", RateSchedule.name)
-    readers: dict[str, str] = {}
-    if all(rule in RULES for rule in rules):
-        of_rules = set(chain.from_iterable(RULES[rule].hyperparameters for rule in rules))
-        for name in set(chain.from_iterable(rule.hyperparameters for rule in RULES.values())):
-            if name not in of_rules:
-                readers[name] = f"optimizer {', '.join(rules)}"
-    if not any(name == "wsd" for name in schedules):
-        readers["decay_share"] = f"schedule {', '.join(schedules)}"
-    if all(name == RateSchedule.name for name in schedules):
+    schedules = _choices_of(setup, "schedule", "constant")
+    ignored_by: dict[str, str] = {}
+    of_rules = set(chain.from_iterable(rule_named(rule).hyperparameters for rule in rules))
+    for name in set(chain.from_iterable(rule.hyperparameters for rule in RULES.values())):
+        if name not in of_rules:
+            ignored_by[name] = f"optimizer {', '.join(rules)}"
+    if "wsd" not in schedules:
+        ignored_by["decay_share"] = f"schedule {', '.join(schedules)}"
+    if set(schedules) == {"constant"}:
         for name in ("decay_steps", "end_factor"):
-            readers[name] = f"schedule {RateSchedule.name}"
-    # The command line adds the defaults of all other arguments.
+            ignored_by[name] = "schedule constant"
+    # Defaults are skipped, because the command line adds them to every configuration.
     for name, value in _changed_arguments(model).items():
         key = f"model.{name}"
         # Trials that vary an argument replace its fixed value.
         is_fixed = key not in setup.study.axes and key not in setup.space
-        if name in readers and is_fixed:
-            yield f"{key} = {text_of(value)} has no effect with {readers[name]}"
+        if name in ignored_by and is_fixed:
+            yield f"{key} = {text_of(value)} has no effect with {ignored_by[name]}"
 
 
 def rules_of(setup: StudySetup) -> list[str]:

@@ -75,6 +75,7 @@ def test_a_weight_decay_that_a_rule_may_apply_is_accepted():
         ("adam", {"momentum": 0.95}, {"model.optimizer": ["adam", "momentum"]}, set()),
         ("adam", {"momentum": 0.95}, {"model.momentum": [0.9, 0.95]}, set()),
         ("momentum", {"beta2": 0.99, "refresh_steps": 5}, {}, {"beta2", "refresh_steps"}),
+        ("lit_dps.optim.sgd.MOMENTUM", {"beta2": 0.9}, {}, {"beta2"}),
         ("sgd", {"decay_steps": 50, "end_factor": 0.1}, {}, {"decay_steps", "end_factor"}),
         ("sgd", {"decay_steps": 50}, {"model.schedule": ["constant", "linear"]}, set()),
         ("sgd", {"beta1": 0.9, "epsilon": 1e-8, "decay_steps": 40_000}, {}, set()),  # defaults
