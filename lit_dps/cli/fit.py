@@ -1,6 +1,6 @@
 """fit: train one trial; with --of STUDY, retrain a trial of a study.
 
-Lightning's Trainer runs it. It ends at the goal or at goal.max_steps.
+Lightning's Trainer runs it. It ends at the goal or at a budget of the goal.
 With --of STUDY it trains the trial of K* of a stored study again.
 """
 

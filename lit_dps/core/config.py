@@ -30,7 +30,7 @@ MAX_TRIALS = 1_000_000
 MAX_STEPS = 10**12
 # The default.
 RACE_FACTOR = 2.0
-NO_RACE = "null or omitted, because study.train_past_goal continues trials to max_steps"
+NO_RACE = "null or omitted, because study.train_past_goal continues trials to their budget"
 
 
 @dataclass
@@ -69,15 +69,15 @@ class StudyConfig:
             train_past_goal they may be harder.
         race_factor: Trials stop at this multiple of K*. This does not change K* and saves time. A
             trial stops after this many times the steps of the best complete trial of its cell. It
-            is 1 or more. null trains every trial to max_steps, as the paper does, and shows which
+            is 1 or more. null trains every trial to its budget, as the paper does, and shows which
             part of the search space is successful.
         statistic: What K* of a cell's trials is. "minimum" is the fewest steps of any trial, as in
             the paper. "median_of_best_3", or of another number, is the median of the steps of the
             best three trials. It depends less on the luck of one seed. The class path of a
             statistic is also allowed. Racing and repeats use the same statistic.
-        train_past_goal: Train to goal.max_steps after the goal. K* stays the same. Complete curves
-            give the best metric under every smaller budget of steps or examples. Trials are then
-            not raced, and validations do not stop early. The defaults of race_factor and
+        train_past_goal: Train to the budget after the goal. K* stays the same. Complete curves give
+            the best metric under every smaller budget of steps or examples. Trials are then not
+            raced, and validations do not stop early. The defaults of race_factor and
             goal.early_reject do not apply, and other values of these keys are refused.
         metrics: Further metrics to store at each validation. The module logs them in validation,
             such as val_loss. Validations then do not stop early.
@@ -93,7 +93,7 @@ class StudyConfig:
             K* is luck.
         repeat_points: Best samples of a cell to repeat.
         repeat_slack: A repeat stops at this multiple of K*. It then counts as missed. It is 1 or
-            more. null trains a repeat to max_steps.
+            more. null trains a repeat to its budget.
         engine: single, stacked, lightning or auto. It is the loop that trains the trials. "single"
             trains one network at a time, from validation to validation. "stacked" trains several
             networks at once, if they can be stacked. Its gradients differ by rounding, which

@@ -39,7 +39,7 @@ class Status(StrEnum):
     """How a trial ended (Lee et al. 2021, Section 2 and Figure 3)."""
 
     COMPLETE = "complete"  # it met the goal
-    INCOMPLETE = "incomplete"  # it spent the step budget first
+    INCOMPLETE = "incomplete"  # it spent a budget first
     INFEASIBLE = "infeasible"  # its loss or its weights stopped being finite
     OUTRACED = "outraced"  # the race stopped it: another trial of its cell needed far fewer steps
     PAUSED = "paused"  # not ended: it continues if its cell still needs it

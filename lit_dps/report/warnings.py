@@ -313,7 +313,7 @@ RESULTS = (
     ),
     Note(
         first_check_bounds,
-        "K* at {places} is an upper bound (<=) and may be lower: lower goal.check_interval.",
+        "K* at {places} is an upper bound (<=). Choose a smaller goal.check_interval.",
         "K* is at the first validation in {count} of {cells} cells. The law leaves them out.",
         Level.WEAK,
     ),

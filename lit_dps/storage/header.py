@@ -308,7 +308,7 @@ def _comparable_identity(
 
 
 def has_digests_of_values(header: Mapping[str, Any]) -> bool:
-    """Return True if a study has a data axis, and its environments the digest of each value."""
+    """Return True if a study has an axis of the data, and digests of the data by its values."""
     has_axis = any(key.startswith("data.") for key in header[schema.AXES])
     # An environment has digests if its run has read the data.
     return has_axis and any(each.get(DATA) for each in header[schema.ENVIRONMENTS])

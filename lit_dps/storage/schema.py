@@ -103,9 +103,9 @@ HEADER_ATTRS = {
     TRIALS: Stored(int, "Trials of each cell: points 0 to trials - 1."),
     GOALS: Stored(list, "Further values of the goal's metric, sorted."),
     RACE_FACTOR: Stored(
-        NUMBER | None, "Trials run to this multiple of K* of their cell; null: to max_steps."
+        NUMBER | None, "Trials run to this multiple of K* of their cell; null: to their budget."
     ),
-    TRAIN_PAST_GOAL: Stored(bool, "Whether trials run to max_steps after the goal."),
+    TRAIN_PAST_GOAL: Stored(bool, "Whether trials run to their budget after the goal."),
     STATISTIC: Stored(str, "What K* is, as study.statistic.", absent="if it is the minimum"),
     REPEATS: Stored(dict, "`REPEAT_KEYS`: the largest plan of repeats so far."),
     SPACE_HISTORY: Stored(list, "Expansions of the space, as `ExpandedSpace.to_dict`."),
@@ -133,7 +133,9 @@ UNMEASURED: dict[str, Any] = {
 REPEAT_KEYS = {
     "count": Stored(int, "Repeats of each point; 0 for none."),
     "points": Stored(int, "How many of a cell's best points are repeated."),
-    RACE_FACTOR: Stored(NUMBER | None, "Repeats run to this multiple of K*; null: to max_steps."),
+    RACE_FACTOR: Stored(
+        NUMBER | None, "Repeats run to this multiple of K*; null: to their budget."
+    ),
 }
 
 # ---- User attributes of a cell ----

@@ -50,7 +50,7 @@ class GoalErrorCallback(Callback):
     metric. A run ends in one of these states (`lit_dps.core.goal.Goal.judge`):
 
     - complete: a validation met the goal;
-    - incomplete: no validation met it within `max_steps`;
+    - incomplete: no validation met it within the budgets;
     - infeasible: the loss or a weight was not finite at a validation.
 
     A validation whose metric is not finite does not meet the goal. With several ranks, the metric

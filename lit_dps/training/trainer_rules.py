@@ -35,11 +35,11 @@ STUDY_TRAINER = {
 
 ACCUMULATION_KEY = "trainer.accumulate_grad_batches"
 _ENTIRE_SPLIT = "1.0: trials train on the entire training split"
-_GOAL_ENDS = "left out: a trial ends at its goal or after goal.max_steps steps"
+_GOAL_ENDS = "left out: a trial ends at its goal or its budget, such as goal.max_steps"
 _CALLBACKS_WITHOUT_EFFECT = (stock.Checkpoint, stock.ProgressBar, stock.ModelSummary)
 _REFUSED_CALLBACKS = {
-    stock.EarlyStopping: "a trial ends only at its goal, its max_steps or by its race",
-    stock.Timer: "a trial ends only at its goal, its max_steps or by its race",
+    stock.EarlyStopping: "a trial ends only at its goal, its budget or by its race",
+    stock.Timer: "a trial ends only at its goal, its budget or by its race",
     stock.GradientAccumulationScheduler: "batch.schedule sets the batch size of each step",
     stock.BatchSizeFinder: "the batch size is the cell's",
     stock.LearningRateFinder: "metaparameters are the trial's: search them in study.space",
@@ -73,7 +73,7 @@ _REFUSED = {
 }
 _OVERRIDDEN = {
     "max_epochs": ArgumentRule(
-        (-1, None), "a trial ends at its goal or after goal.max_steps steps"
+        (-1, None), "a trial ends at its goal or its budget, such as goal.max_steps"
     ),
     "logger": ArgumentRule(
         (False, None), "a study keeps its results itself and shows them in MLflow"

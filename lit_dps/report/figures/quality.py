@@ -41,7 +41,8 @@ def notes(study: Analysis) -> list[str]:
     if bounds:
         lines.append(
             f"The best value within the budget is a bound in {bounds} of {len(table)} cells, drawn "
-            "hollow: trials stopped earlier. Set study.train_past_goal to spend it."
+            "hollow: trials stopped earlier. Set study.train_past_goal to spend the entire "
+            "budget."
         )
     if late:
         lines.append(
