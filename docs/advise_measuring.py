@@ -2,7 +2,7 @@
 
 The exhaustive study of each workload is read from the folder mlruns, else from the stored results.
 If both have none, the study runs. Then `advise` runs in a new folder, and `fit` on three seeds.
-Steps are timed at the batch sizes of the study, so that all times are of one machine and day.
+Steps are timed at all batch sizes of a study in turn, so that their times are of one day.
 """
 
 from __future__ import annotations
@@ -42,83 +42,137 @@ def measure(names: list[str]) -> None:
         print(f"{workload.name}: measuring", flush=True)
         results = read_results()
         results[workload.name] = measured(workload)
-        RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+        write_results(results)
 
 
 def measured(workload: Workload) -> dict[str, Any]:
     """Return the exhaustive study of a workload, the advice, and the runs of `fit`."""
-    import yaml
-
-    study = yaml.safe_load((CONFIGS / f"{workload.study}.yaml").read_text())["study"]["name"]
-    exhaustive = exhaustive_rows(study)
-    note = ""
-    if not exhaustive:
-        stored = read_results().get(workload.name, {})
-        exhaustive = stored.get("exhaustive", [])
-        note = stored.get("study_note", "")
-    if not exhaustive:
+    study = read_study(workload) or stored_study(workload)
+    if not study:
         run_command("study", "--config", str(CONFIGS / f"{workload.study}.yaml"))
-        exhaustive = exhaustive_rows(study)
-    sizes = ",".join(str(row["batch_size"]) for row in exhaustive)
+        study = read_study(workload)
     with tempfile.TemporaryDirectory() as folder:
         began = time.time()
-        process = subprocess.run(
-            [sys.executable, __file__, workload.name, folder, sizes],
-            capture_output=True,
-            text=True,
-            env=environment(),
-            cwd=ROOT,
-        )
-    if process.returncode:
-        raise RuntimeError(process.stderr[-3000:])
-    advice = json.loads(process.stdout.splitlines()[-1])
-    (announced,) = ANNOUNCED.findall(process.stderr)
-    step_seconds = advice.pop("step_seconds")
-    for row in exhaustive:
-        row["step_seconds"] = step_seconds[str(row["batch_size"])]
+        output, messages = run_here("advice", workload, folder, *sizes_of(study))
+    advice = json.loads(output)
+    (announced,) = ANNOUNCED.findall(messages)
+    set_step_seconds(study, advice.pop("step_seconds"))
     return {
         **advice,
+        **study,
         "seconds": advice["ended"] - began,
         "announced": 1 + float(announced),
-        "exhaustive": exhaustive,
-        "study_note": note,
         "date": datetime.date.today().isoformat(),
         "commit": commit(),
         "machine": machine(),
     }
 
 
-def exhaustive_rows(study: str) -> list[dict[str, Any]]:
-    """Return K over seeds and step times of a finished study; [] if it is not finished."""
+def read_studies(names: list[str]) -> None:
+    """Replace the studies in stored results by those in mlruns, and time their steps again.
+
+    The advice and the runs of `fit` stay.
+
+    Args:
+        names: Of the workloads.
+    """
+    for workload in WORKLOADS:
+        if workload.name not in names:
+            continue
+        print(f"{workload.name}: timing steps", flush=True)
+        study = read_study(workload)
+        if not study:
+            raise RuntimeError(f"mlruns has no finished study of {workload.study}.yaml")
+        output, _ = run_here("steps", workload, *sizes_of(study))
+        set_step_seconds(study, json.loads(output))
+        results = read_results()
+        results[workload.name].update(study)
+        write_results(results)
+
+
+def write_results(results: dict[str, Any]) -> None:
+    """Store the results of all workloads."""
+    RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+
+
+def sizes_of(study: dict[str, Any]) -> list[str]:
+    """Return the batch sizes of an exhaustive study as arguments."""
+    return [str(row["batch_size"]) for row in study["exhaustive"]]
+
+
+def set_step_seconds(study: dict[str, Any], seconds: dict[str, float]) -> None:
+    """Add the time of a step with its checks to each row of an exhaustive study."""
+    for row in study["exhaustive"]:
+        row["step_seconds"] = seconds[str(row["batch_size"])]
+
+
+def stored_study(workload: Workload) -> dict[str, Any]:
+    """Return the exhaustive study in the stored results; empty without one."""
+    stored = read_results().get(workload.name, {})
+    return {key: stored[key] for key in ("exhaustive", "rates", "study_date") if key in stored}
+
+
+def read_study(workload: Workload) -> dict[str, Any]:
+    """Return the exhaustive study of a workload in mlruns; empty if it is not finished."""
+    import yaml
+
     import lit_dps
     from lit_dps.core.errors import UserError
 
+    name = yaml.safe_load((CONFIGS / f"{workload.study}.yaml").read_text())["study"]["name"]
     try:
-        loaded = lit_dps.load(study)
+        analysis = lit_dps.load(name).analysis
     except UserError:
-        return []
-    answers = {int(row["batch_size"]): row for row in loaded.answer.to_dict("records")}
-    interval = loaded.analysis.record.goal.check_interval
-    rows = []
-    for row in loaded.repeats.to_dict("records"):
-        size = int(row["batch_size"])
-        answer = answers[size]
-        values = {
-            "batch_size": size,
-            "k_star": float(answer["k_star"]),
-            "median": _finite(row["median"]),
-            "least": _finite(row["least"]),
-            "lower": _finite(row["lower"]),
-            "upper": _finite(row["upper"]),
-            "most": _finite(row["most"]),
-            "runs": int(row["repeats"]),
-            "by_law": float(answer["steps"]),
-            "step_seconds": float(answer["step_seconds"] + answer["check_seconds"] / interval),
-        }
-        rows.append(values)
-    if len(rows) < len(loaded.analysis.record.batch_sizes):
-        return []
-    return rows
+        return {}
+    return measured_study(analysis)
+
+
+def measured_study(analysis: Any) -> dict[str, Any]:
+    """Return the steps of an exhaustive study by batch size; empty if it is not finished.
+
+    Of the repeated samples at a batch size, the one with the least median counts. This median is
+    slightly too small, because it is the least of some.
+    """
+    from lit_dps.analysis.law import fit_law
+    from lit_dps.analysis.observations import observations_of_repeats
+
+    best: dict[int, Any] = {}
+    for each in analysis.repeats:
+        if not each.results or len(each.results) < each.planned:
+            return {}
+        size = each.cell.batch_size
+        if size not in best or each.quantile(0.5) < best[size].quantile(0.5):
+            best[size] = each
+    if set(best) != set(analysis.record.batch_sizes):
+        return {}
+    first = [dataclasses.replace(each, rank=1) for each in best.values()]
+    law = fit_law(observations_of_repeats(first, search_noise=0.0), uses_medians=True)
+    return {
+        "exhaustive": [row_of(best[size], float(law.steps(size))) for size in sorted(best)],
+        "rates": analysis.record.trials,
+        "study_date": datetime.date.today().isoformat(),
+    }
+
+
+def row_of(repeats: Any, by_law: float) -> dict[str, Any]:
+    """Return the steps of a batch size over seeds.
+
+    Args:
+        repeats: The `RepeatSummary` of its best rate.
+        by_law: Steps by the law through all medians.
+    """
+    return {
+        "batch_size": repeats.cell.batch_size,
+        "k_star": float(repeats.searched_cost),
+        "median": _finite(repeats.quantile(0.5)),
+        "least": _finite(repeats.quantile(0)),
+        "lower": _finite(repeats.quantile(0.25)),
+        "upper": _finite(repeats.quantile(0.75)),
+        "most": _finite(repeats.quantile(1)),
+        "runs": len(repeats.results),
+        "steps": [_finite(steps) for steps in repeats.costs_over_seeds],
+        "by_law": by_law,
+    }
 
 
 def _finite(steps: float) -> float | None:
@@ -296,6 +350,24 @@ def run_command(*arguments: str) -> None:
         raise RuntimeError(process.stdout[-3000:])
 
 
+def run_here(mode: str, workload: Workload, *arguments: str) -> tuple[str, str]:
+    """Run this file in a process of its own, and return its last line and its messages.
+
+    Raises:
+        RuntimeError: with the end of its messages, if it fails.
+    """
+    process = subprocess.run(
+        [sys.executable, __file__, mode, workload.name, *arguments],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        cwd=ROOT,
+    )
+    if process.returncode:
+        raise RuntimeError(process.stderr[-3000:])
+    return process.stdout.splitlines()[-1], process.stderr
+
+
 def environment() -> dict[str, str]:
     """Return the environment of the commands: one thread, and the modules of configs/advice."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{CONFIGS}"}
@@ -317,5 +389,10 @@ def machine() -> str:
 
 
 if __name__ == "__main__":
-    _, name, folder, sizes = sys.argv
-    ask(name, folder, [int(size) for size in sizes.split(",")])
+    _, mode, name, *rest = sys.argv
+    if mode == "steps":
+        configuration = str(CONFIGS / f"{name}.yaml")
+        print(json.dumps(timed_steps(configuration, [int(size) for size in rest])[0]))
+    else:
+        folder, *sizes = rest
+        ask(name, folder, [int(size) for size in sizes])

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+
+from lit_dps.core.trial import Cell
+from tests.support.fake_study import GOAL, analysis_of
+from tests.support.fake_study import result as trial_result
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -40,6 +45,55 @@ def result(recommended: int = 64):
         "recommendation": {"batch_size": recommended},
         "fit": [{"steps": steps, "reached": True} for steps in (30, 50, 40)],
     }
+
+
+def exhaustive_study(planned: int = 3):
+    """Return a study with the two best samples repeated: the second one is better at B = 8."""
+    over_seeds = {
+        8: ((480, 512, 640), (160, 496, 2000)),
+        16: ((240, 304, 320), (240, 320, None)),
+        32: ((192, 208, 224), (208, 208, 224)),
+    }
+    results = {}
+    repeated = {}
+    for size, steps_of_points in over_seeds.items():
+        cell = Cell(size)
+        results[cell] = [trial_result(cell, 0, 160), trial_result(cell, 1, 176)]
+        repeated[cell] = []
+        for searched, all_steps in zip(results[cell], steps_of_points, strict=True):
+            for seed, steps in enumerate(all_steps, start=1):
+                trial = dataclasses.replace(searched.trial, repeat=seed)
+                again = trial_result(cell, searched.trial.point, steps)
+                repeated[cell].append(dataclasses.replace(again, trial=trial))
+    plan = {"count": planned, "points": 2, "race_factor": None}
+    return analysis_of(results, goal=GOAL, repeated=repeated, repeats=plan, trials=2)
+
+
+def test_an_exhaustive_study_counts_the_sample_with_the_least_median(calibration):
+    study = sys.modules["advise_measuring"].measured_study(exhaustive_study())
+    small, middle, large = study["exhaustive"]
+    assert (small["batch_size"], small["median"], small["k_star"]) == (8, 496, 176)
+    assert (small["least"], small["most"], small["runs"]) == (160, 2000, 3)
+    assert (middle["median"], middle["k_star"]) == (304, 160)
+    assert (large["median"], large["least"]) == (208, 192)
+    # The medians are c1 / B + c2 with c1 = 3072 and c2 = 112.
+    assert [row["by_law"] for row in study["exhaustive"]] == pytest.approx(
+        [496, 304, 208], rel=0.02
+    )
+    assert study["rates"] == 2
+
+
+def test_a_study_with_repeats_to_come_has_no_medians(calibration):
+    assert sys.modules["advise_measuring"].measured_study(exhaustive_study(planned=4)) == {}
+
+
+@pytest.mark.parametrize(
+    ("rates", "text"),
+    [((16, 16), "16 learning rates"), ((16, 8, 16), "16 learning rates (8 for `b`)")],
+)
+def test_the_page_says_how_many_rates_each_study_tried(calibration, rates, text):
+    results = {name: {"rates": count} for name, count in zip("abc", rates, strict=False)}
+    assert calibration._rates_text(results) == text
 
 
 def test_the_page_is_what_the_script_writes(calibration):
