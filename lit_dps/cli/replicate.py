@@ -40,9 +40,9 @@ from lit_dps.replication.parts import Core, Image, Machine, Part, judge_parts
 from lit_dps.report.figures import COMPARISONS, FIGURES, write_comparison
 from lit_dps.report.figures.page_pictures import copy_small
 from lit_dps.report.publish import figures_folder, publish
-from lit_dps.storage.read import read_study
+from lit_dps.storage.read import list_studies, read_study
 from lit_dps.storage.stored_format import OtherFormat
-from lit_dps.storage.urls import check_place, without_password
+from lit_dps.storage.urls import check_place, sqlite_file, without_password
 from lit_dps.study.hardware import cpu_model
 
 CONFIGS = Path("configs/replication")
@@ -155,7 +155,21 @@ def write_pages(
     """
     images = output / PAGE
     parts = []
+    url = storage.optuna_url
+    stored: list[str] = []
+    path = sqlite_file(url)
+    if path is None or path.is_file():
+        stored = list_studies(url)
+    missing = [repr(name) for name in studies.values() if name not in stored]
+    if missing:
+        print(
+            f"left out, not in {without_password(url)}: {', '.join(missing)}. Run them, or copy "
+            f"stored trials (*.db.xz) to {images / STUDIES}, where --full true looks for them.",
+            file=sys.stderr,
+        )
     for file, name in studies.items():
+        if name not in stored:
+            continue
         try:
             record = read_study(storage.optuna_url, name, trust)
         except OtherFormat:
@@ -181,7 +195,9 @@ def write_pages(
     for name, group in _comparable_parts(parts).items():
         folder = figures_folder(storage.folder, f"compare {name}")
         files, _ = write_comparison([part.study for part in group], folder)
-        comparisons[name] = _copy_figures(files, COMPARISONS, images, name, group[0].study)
+        names = tuple(part.name for part in group)
+        copied = _copy_figures(files, COMPARISONS, images, name, group[0].study)
+        comparisons[name] = [image._replace(studies=names) for image in copied]
     claims_frame(judge_parts(parts)).to_csv(images / CLAIMS_CSV, index=False, float_format="%.5g")
     cells = pd.concat([part.study.table.assign(study=part.name) for part in parts])
     cells.to_csv(images / CELLS_CSV, index=False, float_format="%.5g")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from lit_dps import TrialResult
 from lit_dps.analysis import DEFINITIONS, noise_of_search
 from lit_dps.core.paper_protocol import BATCH_SIZES, TRIALS
-from lit_dps.replication.claims import Claim, Judgement
+from lit_dps.replication.claims import AGAINST, Claim, Judgement
 from lit_dps.replication.comparable import is_search, workload_and_goal
 from lit_dps.replication.estimates import is_misfit
 from lit_dps.replication.incomplete_cells import incomplete_cells
@@ -38,15 +38,17 @@ _ABOUT = (
 _RULES = """\
 A claim gives a number and its range (`lit_dps/replication/claims.yaml`). The claim is seen if the
 whole 95 % interval of the number, in brackets, is in the range, at each sparsity. It is not seen if
-the whole interval is outside at one sparsity. Otherwise it is undecided. A study that does not
-reach the small or large batches of a claim can show it, but not refute it (`can_refute` in
-claims.csv). One study carries the verdict; of equally large ones, one that decides. The column also
-names other studies that decide the claim; some of these share trials. Ranges marked \\* were chosen
-after trials had run. The other ranges were fixed before the first trial at the paper's scale. The
-other rules, the numbers of seeds, and which study carries a verdict, were settled while studies
-ran. Medians are over {seeds} of the best points. Their intervals include the noise of the search:
-with {points} samples of learning rate and momentum per batch size a factor of
-{factor:.2g}."""
+the whole interval is outside at one sparsity. Otherwise it is undecided. A claim on c1, B_crit or
+the largest batches is also undecided, whatever the interval, at a sparsity where the law misses
+K\\* by more than 20 %, or where a B_crit that it needs is not identifiable; its row says so. A
+study that does not reach the small or large batches of a claim can show it, but not refute it
+(`can_refute` in claims.csv). One study carries the verdict; of equally large ones, one that
+decides. The column also names other studies that decide the claim; some of these share trials.
+Ranges marked \\* were chosen after trials had run. The other ranges were fixed before the first
+trial at the paper's scale. The other rules, the numbers of seeds, and which study carries a
+verdict, were settled while studies ran. Medians are over {seeds} of the best points. Their
+intervals include the noise of the search: with {points} samples of learning rate and momentum per
+batch size a factor of {factor:.2g}."""
 _EXAMPLE_POINTS = 25  # samples for which the page shows the noise of the search
 _WORDS = """\
 B is the batch size, S the share of pruned weights, K\\* the fewest optimizer steps to the goal of
@@ -370,27 +372,37 @@ def _figure_sections(
     for name, figure in FIGURES.items():
         ours = []
         judged = []
+        claims_by_study: dict[str, list[int]] = {}
         for number, (claim, judgement) in enumerate(chosen.items(), start=1):
             if claim.figure == name:
                 verdict = judgement.verdict.short
                 ours.append(f"{escaped(claim.claim)} (claim {number}): {verdict}")
                 judged += judgement.studies
+                if judgement.studies:
+                    claims_by_study.setdefault(judgement.where, []).append(number)
         shown = _shown_image(name, parts, comparisons, judged)
         if shown is None:
             continue
-        image, study = shown
+        image, studies = shown
         sections.append(
             f"## {figure.number}\n\nThe paper: {figure.shows}\n\nOurs: {'; '.join(ours)}.\n\n"
-            f"![{image.caption}]({image.path})\n\n{_shown_studies(study)}\n"
+            f"![{image.caption}]({image.path})\n\n"
+            f"{_shown_studies(studies, claims_by_study)}\n"
         )
     return sections
 
 
-def _shown_studies(study: str | None) -> str:
-    """Return which studies a figure shows, as a sentence; without a study it is a comparison."""
-    if study is None:
-        return "The figure compares the widest study of each update rule."
-    return f"The figure shows `{study}`."
+def _shown_studies(studies: Sequence[str], claims_by_study: Mapping[str, Sequence[int]]) -> str:
+    """Return what a figure shows, and other studies that decide its claims (by their numbers)."""
+    text = f"The figure shows {', '.join(map('`{}`'.format, studies))}."
+    for where, numbers in claims_by_study.items():
+        if not set(where.split(AGAINST)) <= set(studies):
+            claims = ", ".join(map(str, numbers))
+            plural = "s" if len(numbers) > 1 else ""
+            text += (
+                f" `{where}`, which carries the verdict on claim{plural} {claims}, is not shown."
+            )
+    return text
 
 
 def _shown_image(
@@ -398,8 +410,8 @@ def _shown_image(
     parts: Sequence[Part],
     comparisons: Mapping[str, Sequence[Image]],
     judged: Sequence[str],
-) -> tuple[Image, str | None] | None:
-    """Return a figure with its study, or with None for a comparison; None if there is none.
+) -> tuple[Image, Sequence[str]] | None:
+    """Return a figure with the names of its studies; None if there is none.
 
     Complete studies at the paper's goal come first, then those on which most of its claims were
     judged, then the widest. A curve is of the widest study, which has the most batch sizes.
@@ -424,11 +436,11 @@ def _shown_image(
     for part in ranked:
         for image in part.images:
             if image.name == name:
-                return image, part.name
+                return image, (part.name,)
     for part in ranked:
         for image in comparisons.get(workload_and_goal(part.study.record), ()):
             if image.name == name:
-                return image, None
+                return image, image.studies
     return None
 
 

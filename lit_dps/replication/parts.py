@@ -14,11 +14,15 @@ from lit_dps.replication.claims import Judgement, judge_claims
 
 
 class Image(NamedTuple):
-    """A figure: what it shows, its path from the page's folder, and the name of its kind."""
+    """A figure: what it shows, its path from the page's folder, the name of its kind, its studies.
+
+    `studies` are the names of the compared studies; empty for a figure of one study.
+    """
 
     caption: str
     path: str
     name: str = ""
+    studies: tuple[str, ...] = ()
 
 
 class Core(NamedTuple):

@@ -175,12 +175,16 @@ def test_the_front_page_has_the_papers_figures_from_the_widest_study_and_is_shor
         for p, image in zip((small, large), shown, strict=True)
     )
     theirs = {
-        workload_and_goal(large.study.record): [Image("ratios", "ratios.png", "ratios")],
+        workload_and_goal(large.study.record): [
+            Image("ratios", "ratios.png", "ratios", ("large", "momentum"))
+        ],
         "other": [],
     }
     text = front(small, large, comparisons=theirs)
     assert "![curve](large.png)" in section(text, "Figure 1") and "small.png" not in text
     assert "![ratios](ratios.png)" in section(text, "Figure 12")
+    assert "The figure shows `large`, `momentum`." in section(text, "Figure 12")
+    assert section(text, "Figure 1").rstrip().endswith("The figure shows `large`.")
     assert "Figure 4" not in [line.removeprefix("## ") for line in text.splitlines()]
     summary = summary_of(text)
     assert (summary.studies, summary.trials) == (2, 36) and len(text.split()) < 2200
@@ -197,6 +201,9 @@ def test_the_front_page_has_the_papers_figures_from_the_widest_study_and_is_shor
     assert deep.scale > large.scale
     assert verdict_of(text, "linear-scaling") == ("`deep`", "seen; also by 1 other")
     assert "![curve](large.png)" in text and "deep.png" not in text
+    shown = section(text, "Figure 1").rstrip().splitlines()[-1]
+    assert shown.startswith("The figure shows `large`. `deep`, which carries the verdict on claims")
+    assert numbers_in(shown) == [1, 2, 3, 20]
     critical = rows_of(section(text, "Critical batch sizes"))
     assert ["`large`", "S=0"] in [row[:2] for row in critical]
 
