@@ -19,6 +19,7 @@ from lit_dps.advice.options import Clock, print_line
 from lit_dps.advice.pilot_evidence import (
     PilotRun,
     bounds_of,
+    measured_step_seconds,
     observations_of_runs,
     results_at,
     seconds_of_runs,
@@ -147,10 +148,7 @@ class Course:
     # ---- The time for runs ----
 
     def remaining_seconds(self) -> float:
-        """Return the seconds that remain for runs.
-
-        Trainings count by the model of the step time, because other programs slow single runs down.
-        """
+        """Return the seconds that remain for runs."""
         return min(self.clock.remaining, self._unused_seconds())
 
     def _unused_seconds(self) -> float:
@@ -163,13 +161,24 @@ class Course:
         step_seconds = self.question.step_seconds_here
         seconds = self._seconds_of_all_runs()
         seconds -= seconds_of_runs(self.all_runs, self.plan, step_seconds, without=batch_size)
-        return max(seconds, 0.0) / step_seconds(batch_size)
+        return max(seconds, 0.0) / self._step_seconds(batch_size)
 
     def _seconds_of_all_runs(self) -> float:
         """Return the seconds that all runs after the pilot may take together."""
         batch_size = self.plan.batch_size
-        of_pilot = self.pilot.steps_run * self.question.step_seconds_here(batch_size)
-        return (max_trainings(self.question, batch_size) - 1) * of_pilot
+        training = self.pilot.steps_run * self.question.step_seconds_here(batch_size)
+        if self.pilot.device_seconds is not None:
+            training = min(training, self.pilot.device_seconds)
+        return (max_trainings(self.question, batch_size) - 1) * training
+
+    def _step_seconds(self, batch_size: int) -> float:
+        """Return the seconds of a step with its share of validation.
+
+        They are those by the model of the step time, or those of the runs at this batch size if
+        they are more.
+        """
+        by_model = self.question.step_seconds_here(batch_size)
+        return max(by_model, measured_step_seconds(self.all_runs, batch_size))
 
     # ---- The next batch size ----
 
@@ -345,7 +354,7 @@ class Course:
         The race ends it at the fewest steps of the rates so far.
         """
         steps = min(tried.values()).steps or limit
-        return steps * self.question.step_seconds_here(batch_size)
+        return steps * self._step_seconds(batch_size)
 
     def step_limit(self, batch_size: int) -> int:
         """Return the steps after which a run without the goal ends.

@@ -83,6 +83,8 @@ class PilotRun:
         best: The best value of the goal's metric; None without an exact, finite one.
         check_seconds: Mean seconds of a full validation; None if validations stopped early.
         spent: The configuration keys of the budgets that it spent, if it missed the goal.
+        device_seconds: Seconds of its steps and full validations without the wait for a CPU; None
+            if validations stopped early, or if the run was resumed.
     """
 
     steps: int | None
@@ -93,6 +95,7 @@ class PilotRun:
     best: float | None = None
     check_seconds: float | None = None
     spent: Sequence[str] = ("goal.max_steps",)
+    device_seconds: float | None = None
 
     def advice(self) -> str:
         """Return what to change after a run that missed the goal, by how it ended."""
@@ -127,6 +130,8 @@ class PilotRun:
             return None
         for run in results_at(record, plan.batch_size):
             if run.trial.point == 0 and run.status is not Status.FAILED:
+                check_seconds = _check_seconds(run)
+                is_whole = run.timed.get("steps", 0) >= run.steps_run
                 return cls(
                     steps=run.steps,
                     steps_run=record.goal.last_step_within(run.curve),
@@ -134,8 +139,9 @@ class PilotRun:
                     status=str(run.status),
                     noise=_late_noise_scale(run, plan.batch_size),
                     best=_best_metric(run, record.goal),
-                    check_seconds=_check_seconds(run),
+                    check_seconds=check_seconds,
                     spent=list(spent_budgets(record.goal, [run])),
+                    device_seconds=device_seconds(run) if is_whole and check_seconds else None,
                 )
         return None
 
@@ -187,13 +193,22 @@ def best_rates_of_runs(record: StudyRecord | None, plan: PilotPlan) -> dict[int,
     return best
 
 
+def device_seconds(run: TrialResult) -> float:
+    """Return the seconds of steps and validations, without the wait for a CPU; 0 if unknown."""
+    timed = run.timed
+    in_phases = timed.get("training", 0.0) + timed.get("checking", 0.0)
+    return max(in_phases - timed.get("waited", 0.0), 0.0)
+
+
 def seconds_of_runs(
     record: StudyRecord | None,
     plan: PilotPlan,
     step_seconds: Callable[[float], float],
     without: int | None = None,
 ) -> float:
-    """Return the seconds of all runs but the pilot, by the model of the step time.
+    """Return the seconds of all runs but the pilot.
+
+    They are those by the model of the step time, or those that the run took if they are more.
 
     Args:
         record: The study of the runs; None before the first run.
@@ -212,8 +227,21 @@ def seconds_of_runs(
             if not is_pilot:
                 # The race cuts the curve of a stored run where a later run was better.
                 steps = max(result.steps_run, result.timed.get("steps", 0))
-                seconds += steps * step_seconds(cell.batch_size)
+                by_model = steps * step_seconds(cell.batch_size)
+                seconds += max(by_model, device_seconds(result))
     return seconds
+
+
+def measured_step_seconds(record: StudyRecord | None, batch_size: int) -> float:
+    """Return the least mean seconds of a step of the runs at a batch size; 0 without a timed one.
+
+    They include the validations, and no wait for a CPU.
+    """
+    seconds = []
+    for run in results_at(record, batch_size):
+        if run.timed.get("steps"):
+            seconds.append(device_seconds(run) / run.timed["steps"])
+    return min(seconds, default=0.0)
 
 
 def tried_rates(stored: Mapping[str, Any], batch_size: int) -> dict[float, Outcome]:

@@ -5,6 +5,7 @@ The user wants this training anyway, so its checkpoint is kept. The noise scale 
 
 from __future__ import annotations
 
+import gc
 import time
 from functools import partial
 from pathlib import Path
@@ -104,6 +105,8 @@ def run_trials(
     question: Question, batch_size: int, chosen: ChosenPoints, clock: Clock, stop: StopRequest
 ) -> bool:
     """Run the chosen trials at a batch size, and return True if all have ended."""
+    # Otherwise a collection of all objects, which may take half a second, is likely in a short run.
+    gc.collect()
     end = time.monotonic() + clock.remaining
     try:
         has_ended = question.probes.run(batch_size, end, stop, clock, chosen)

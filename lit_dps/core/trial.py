@@ -265,8 +265,9 @@ class TrialResult:
         kept: Number of kept elements and of all elements of each prunable tensor, by parameter.
         seconds: Wall time of the trial.
         timed: Times of the attempt's last process, if known: "steps" and their seconds with their
-            data, "training"; "checks" and their seconds, "checking". Neither includes building,
-            pruning and measuring. Comparisons ignore it.
+            data, "training"; "checks" and their seconds, "checking"; the seconds of both for which
+            the process had no CPU, "waited" (unknown in results of earlier versions). They do not
+            include building, pruning and measuring. Comparisons ignore it.
         readings: The readings along the run (`study.readings`) by name. Each has equally long lists
             by column, among them "step".
         end_readings: The readings at the end by column; empty unless the trial is complete or its

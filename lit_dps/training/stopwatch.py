@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch import Trainer
 
 import lit_dps.training.lightning_private as lightning_private
+from lit_dps.parallel.process import cpu_wait_seconds
 
 Phase = Literal["training", "checking"]
 
@@ -32,6 +33,8 @@ class Stopwatch:
         self._seconds: dict[Phase, float] = {"training": 0.0, "checking": 0.0}
         self._phase: Phase | None = None
         self._phase_start = 0.0
+        self._waited = 0.0
+        self._waited_before = 0.0
         self._steps = 0
         self._checks = 0
 
@@ -45,8 +48,10 @@ class Stopwatch:
         time_now = now(device)
         if self._phase is not None:
             self._seconds[self._phase] += time_now - self._phase_start
+            self._waited += cpu_wait_seconds() - self._waited_before
         self._phase = phase
         self._phase_start = time_now
+        self._waited_before = cpu_wait_seconds()
 
     @contextmanager
     def paused(self, device: torch.device | None = None) -> Iterator[None]:
@@ -59,6 +64,7 @@ class Stopwatch:
     def restart_phase(self) -> None:
         """Drop the time since the current phase began."""
         self._phase_start = now()
+        self._waited_before = cpu_wait_seconds()
 
     def add_validation(self, steps: int) -> None:
         """End a validation, which follows this number of steps."""
@@ -73,13 +79,14 @@ class Stopwatch:
 
     @property
     def timed(self) -> dict[str, float]:
-        """Steps, validations and the seconds of each, as in `TrialResult.timed`.
+        """Steps, validations, the seconds of each and the wait, as in `TrialResult.timed`.
 
         Steps after the last validation do not count. Empty before the first validation.
         """
         if not self._checks:
             return {}
-        return {"steps": self._steps, **self._seconds, "checks": self._checks}
+        counts = {"steps": self._steps, "checks": self._checks}
+        return {**counts, **self._seconds, "waited": self._waited}
 
 
 def stopwatch_of(trainer: Trainer) -> Stopwatch:

@@ -39,12 +39,20 @@ K_OF_PILOT = 75  # C1 / 32 + C2, at the best rate
 def step_times(monkeypatch):
     """Steps take 10 ms and little more for each example, as on a GPU that is not full."""
 
+    def step_seconds(batch_size):
+        return 0.01 + 1e-5 * batch_size
+
     def timed(setup, trial, steps, on_all_ranks=False, **options):
         if trial.cell.batch_size > 1024:
             raise MemoryError
-        return RunTimes(0.0, 0.01 + 1e-5 * trial.cell.batch_size, 0.001)
+        return RunTimes(0.0, step_seconds(trial.cell.batch_size), 0.001)
+
+    def device_seconds(run):
+        batch_size = run.trial.cell.batch_size
+        return run.timed["steps"] * step_seconds(batch_size) + run.timed["checks"] * 0.001
 
     monkeypatch.setattr("lit_dps.advice.step_probe.timed_run", timed)
+    monkeypatch.setattr("lit_dps.advice.pilot_evidence.device_seconds", device_seconds)
 
 
 def ask(folder, module: str = "Module", *options: object):

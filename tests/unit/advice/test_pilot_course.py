@@ -208,6 +208,33 @@ def test_the_first_run_at_a_batch_size_ends_where_the_time_of_all_runs_ends(slop
     assert course.step_limit(64) == min(math.floor(affordable), 40)
 
 
+@pytest.mark.parametrize(
+    ("values", "seconds"),
+    [({}, 0.8), ({"device_seconds": 0.3}, 0.6), ({"device_seconds": 9.0}, 0.8)],
+)
+def test_all_runs_take_at_most_some_trainings(values, seconds):
+    """The pilot takes 40 steps of 10 ms by the model. Two more trainings may be run."""
+    question = question_with(FakeStore(), 1e-12)
+    question.times.check = 0.0
+    course = course_of(question, **values)
+    assert course.remaining_seconds() == pytest.approx(seconds)
+    assert course.affordable_steps(64) == pytest.approx(100 * seconds)
+
+
+@pytest.mark.parametrize(("step_seconds", "can_end"), [(0.0, True), (0.03, False)])
+def test_a_further_rate_takes_as_long_as_the_runs_at_its_batch_size(
+    monkeypatch, step_seconds, can_end
+):
+    """By the model, 40 steps take 0.4 s; 1.1 s remain."""
+    question = question_with(FakeStore(), 1e-12)
+    question.times.check = 0.0
+    course = course_of(question, steps=100, steps_run=100)
+    monkeypatch.setattr(Course, "remaining_seconds", lambda self: 1.1)
+    monkeypatch.setattr(pilot_course, "measured_step_seconds", lambda *_: step_seconds)
+    assert course.can_end(16, {1.0: Outcome(MET, 40)}, 400) == can_end
+    assert course.affordable_steps(16) == pytest.approx(2.0 / max(step_seconds, 0.01))
+
+
 def test_a_run_is_at_most_eight_times_the_batch_size_of_all_runs_so_far(monkeypatch):
     asked = []
     monkeypatch.setattr(

@@ -16,6 +16,7 @@ from lit_dps.advice.pilot_evidence import (
     PilotRun,
     best_rates_of_runs,
     bounds_of,
+    measured_step_seconds,
     observations_of_runs,
     seconds_of_runs,
     unfinished_searches,
@@ -91,6 +92,34 @@ def test_each_batch_size_has_the_fewest_steps_of_its_runs_with_the_noise_of_a_ru
     # The first rate took 128 steps; the race cut its curve at 96, where a later rate met the goal.
     raced = record_of(result(128, 0, 0.4, None, timed={"steps": 128}), result(128, 1, 0.8, 90))
     assert seconds_of_runs(raced, PLAN, lambda batch_size: 0.01) == pytest.approx(2.18)
+
+
+def test_a_run_that_took_longer_than_the_model_says_counts_as_long_as_it_took():
+    """Of 6 s, it waited 1 s for a CPU. Other runs take 0.01 s a step by the model."""
+    timed = {"steps": 100, "training": 5.0, "checks": 10, "checking": 1.0, "waited": 1.0}
+    fast = {"steps": 90, "training": 0.5, "checks": 9, "checking": 0.1, "waited": 0.0}
+    record = record_of(
+        result(32, 0, 0.1, 100, timed=timed),
+        result(128, 0, 0.4, 100, timed=timed),
+        result(128, 1, 0.8, 90, timed=fast),
+        result(256, 0, 0.8, 50),
+    )
+    seconds = seconds_of_runs(record, PLAN, lambda batch_size: 0.01)
+    assert seconds == pytest.approx(5.0 + 0.9 + 0.5)
+    assert measured_step_seconds(record, 128) == pytest.approx(0.6 / 90)
+    assert measured_step_seconds(record, 256) == measured_step_seconds(None, 256) == 0.0
+
+
+def test_the_pilot_has_the_seconds_of_its_training():
+    timed = {"steps": 100, "training": 1.4, "checks": 10, "checking": 0.25, "waited": 0.5}
+    run = result(32, 0, 0.1, 100, timed=timed)
+    pilot = PilotRun.of_record(record_of(run), PLAN)
+    assert pilot.device_seconds == pytest.approx(1.15)
+    # Only the last process of a resumed run is timed.
+    resumed = PilotRun.of_record(record_of(replace(run, timed={**timed, "steps": 50})), PLAN)
+    assert resumed.device_seconds is None
+    early = replace(run, curve={**run.curve, "exact": [0] * 9 + [1]})
+    assert PilotRun.of_record(record_of(early), PLAN).device_seconds is None
 
 
 def search_rates(random: np.random.Generator, first: tuple[float, float]) -> tuple[int, float]:

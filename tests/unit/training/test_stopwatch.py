@@ -39,8 +39,9 @@ from tests.support.tiny import Plain, fit, loader
 from tests.unit.analysis.test_answer import record
 from tests.unit.engines.test_engine import DATA, MODEL, PARAMS, quiet  # noqa: F401
 
-CLOCK = SimpleNamespace(seconds=0.0)
+CLOCK = SimpleNamespace(seconds=0.0, waited=0.0)
 STEP, CHECK = 2.0, 100.0  # seconds of a forward pass
+TIMED = {"steps": 12, "training": 12 * STEP, "checks": 3, "checking": 3 * CHECK, "waited": 0.0}
 GOAL = {"error": 1e-9, "check_interval": 4, "max_steps": 12}
 TRIAL = Trial(Cell(32, 0.0), 0, PARAMS)
 
@@ -68,6 +69,7 @@ def clock(monkeypatch):
     monkeypatch.setattr(
         "lit_dps.training.stopwatch.time", SimpleNamespace(perf_counter=lambda: CLOCK.seconds)
     )
+    monkeypatch.setattr("lit_dps.training.stopwatch.cpu_wait_seconds", lambda: CLOCK.waited)
 
 
 @pytest.mark.parametrize("lean", [True, False])
@@ -80,7 +82,7 @@ def test_steps_and_checks_are_told_apart(lean, early):
         lean=lean,
     )
     assert found.status is Status.INCOMPLETE
-    assert found.timed == {"steps": 12, "training": 12 * STEP, "checks": 3, "checking": 3 * CHECK}
+    assert found.timed == TIMED
 
 
 LOAD, ELSEWHERE = 7.0, 1000.0  # seconds to load a training batch, and to save
@@ -122,7 +124,7 @@ def test_loading_is_part_of_a_step_and_saving_is_not(interval, tmp_path):
     assert CLOCK.seconds - before == 20 * LOAD + (2 * checks - 1) * ELSEWHERE
     training = 20 * LOAD
     expected = {"steps": 20, "training": training, "checks": checks, "checking": 0.0}
-    assert goal.stopwatch.timed == expected
+    assert goal.stopwatch.timed == {**expected, "waited": 0.0}
     assert goal.curve["seconds"] == [step * LOAD for step in goal.curve["step"]]
 
 
@@ -147,7 +149,7 @@ def test_measuring_smoothness_is_no_part_of_a_step():
     assert (
         CLOCK.seconds - begin > 12 * STEP + 3 * CHECK + 4 * 11 * STEP
     )  # passes between the weights of a step
-    assert found.timed == {"steps": 12, "training": 12 * STEP, "checks": 3, "checking": 3 * CHECK}
+    assert found.timed == TIMED
     each = step_seconds(record({32: [found]}))[TRIAL.cell]
     assert (each.training, each.check) == (STEP, CHECK)
     assert each.median == each.low == STEP
@@ -343,13 +345,17 @@ def test_it_stands_still_where_it_is_stopped():
     assert watch.timed == {}
     watch.switch_to("training")
     CLOCK.seconds += 1
+    CLOCK.waited += 0.25
     with watch.paused():
         CLOCK.seconds += 10
+        CLOCK.waited += 4
     CLOCK.seconds += 2
     watch.switch_to("checking")
     CLOCK.seconds += 5
+    CLOCK.waited += 0.5
     watch.add_validation(4)
     CLOCK.seconds += 50
     watch.switch_to("training")
     CLOCK.seconds += 3  # steps that no check has seen
-    assert watch.timed == {"steps": 4, "training": 3.0, "checks": 1, "checking": 5.0}
+    phases = {"steps": 4, "training": 3.0, "checks": 1, "checking": 5.0}
+    assert watch.timed == {**phases, "waited": 0.75}
