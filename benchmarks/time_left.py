@@ -94,9 +94,8 @@ class Recorded:
 
     def plan(self) -> RunPlan:
         """Return the plan of a run of this study."""
-        cells = list(self.ends)
-        points = len(self.ends[cells[0]])
-        return RunPlan(cells, points, self.max_steps, self.race_factor)
+        points = len(next(iter(self.ends.values())))
+        return RunPlan(dict.fromkeys(self.ends, self.max_steps), points, self.race_factor)
 
 
 def recorded(record: StudyRecord) -> Recorded:

@@ -57,7 +57,9 @@ def run_branches(
     """
     stored = store.read()
     goal = setup.built_goal
-    fork_steps = sorted({max(1, goal.max_steps >> (FORKS - i)) for i in range(FORKS)})
+    batch_size = user_batch_size(setup.workload)
+    most_steps = setup.most_steps(Cell(batch_size))
+    fork_steps = sorted({max(1, most_steps >> (FORKS - i)) for i in range(FORKS)})
     if clock.remaining <= 0 or _has_ended(stored, fork_steps):
         return
     callback = _callback_to_resume(stored, fork_steps)
@@ -77,12 +79,11 @@ def run_branches(
         print_line(f"  {describe_fork(fork)}")
 
     callback.on_fork = on_fork
-    batch_size = user_batch_size(setup.workload)
     # The step at which the run meets its goal is an estimate of K.
     trial = Trial(Cell(batch_size), 0, setup.middle, setup.study.seed)
     attempt = Attempt(trial, goal, train_past_goal=True)
     if callback.at:
-        print_line(announcement(callback, step_seconds, goal.max_steps))
+        print_line(announcement(callback, step_seconds, most_steps))
         steps = ", ".join(map(str, sorted(callback.at)))
         print_line(f"forking a run at B = {batch_size}, at steps {steps}")
     else:
@@ -206,7 +207,8 @@ def branch_law(stored: Mapping[str, Any], setup: StudySetup) -> Branched | None:
         critical.append(CriticalRange(fork.step, *map(float, fork.critical)))
         largest = max(largest, fork.batch_size * max(fork.factors))
     steps_to_goal = stored.get("branch_steps")
-    steps = steps_to_goal or setup.built_goal.max_steps
+    # A run that missed the goal spent its budget.
+    steps = steps_to_goal or setup.most_steps(Cell(forks[0].batch_size))
     return Branched(forks[0].batch_size, steps, critical, largest, met=steps_to_goal is not None)
 
 
@@ -293,14 +295,14 @@ def _callback(fork_steps: Sequence[int], branches: int) -> BranchCallback:
     return BranchCallback(fork_steps, factors, stretches, REPETITIONS)
 
 
-def announcement(callback: BranchCallback, step_seconds: float, max_steps: int) -> str:
+def announcement(callback: BranchCallback, step_seconds: float, most_steps: int) -> str:
     """Return what forks cost, beside a run at a larger batch size, before they are made."""
     count = len(callback.at)
     cost = format_duration(count * callback.cost * step_seconds, 2)
-    share = significant(count * callback.cost / max_steps)
+    share = significant(count * callback.cost / most_steps)
     return (
         f"each of {count} forks trains {len(callback.factors)} branches {callback.repetitions} "
         f"times on {callback.window} batches: in all {cost} at most, as long as {share} trainings "
-        f"of {max_steps} steps. Forks cost more than a probe: a run to the goal at a larger batch "
+        f"of {most_steps} steps. Forks cost more than a probe: a run to the goal at a larger batch "
         "size takes at most one training (--method pilot)."
     )

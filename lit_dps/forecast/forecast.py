@@ -357,12 +357,11 @@ def study_table(
     starts = {}
     most_training = {}
     for cell in points:
-        schedule = setup.batch.with_axes(cell.axes).build()
         # The faster a step, the more steps and validations are within `goal.max_seconds`.
         least_seconds = 0.0
         if not _may_have_faster_steps(setup, cell):
             least_seconds = timing.least_step(cell.batch_size)
-        steps = goal.most_steps(cell.batch_size, least_seconds, schedule)
+        steps = setup.most_steps(cell, least_seconds)
         reached = [pause for pause in pauses if pause < steps]
         most_steps[cell] = steps
         with_pauses[cell] = steps + sum(reached)

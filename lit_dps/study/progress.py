@@ -50,18 +50,16 @@ class RunPlan:
     """The trials of one run of a study.
 
     Attributes:
-        cells: The cells of the run.
+        most_steps: The steps after which a trial has spent its budget, by cell of the run.
         trials: The number of trials of each cell, as in `study.trials`.
-        max_steps: Steps after which a trial has spent its budget.
         race_factor: The factor at which trials are stopped early; None without racing.
         repeats: The repeats after the search.
         statistic: What K* is.
         at_a_time: The number of trials that run at the same time.
     """
 
-    cells: Sequence[Cell]
+    most_steps: Mapping[Cell, int]
     trials: int
-    max_steps: int
     race_factor: float | None = None
     repeats: RepeatPlan = RepeatPlan()
     statistic: Statistic = MINIMUM
@@ -93,7 +91,7 @@ class Progress:
         self.plan = plan
         self.results: dict[Cell, dict[int, TrialResult]] = {}
         self.repeats: dict[Cell, list[TrialResult]] = {}
-        for cell in plan.cells:
+        for cell in plan.most_steps:
             self.results[cell] = {}
             for result in (results or {}).get(cell, ()):
                 if result.status is not Status.FAILED and result.trial.point < plan.trials:
@@ -227,7 +225,7 @@ class Progress:
         # In a close race, the trials of a cell end at not much more than K*.
         is_close = factor is not None and factor <= MAX_CLOSE_RACE_FACTOR
         steps = CellSteps(
-            min(limit, self.plan.max_steps),
+            min(limit, self.plan.most_steps[cell]),
             is_raced=limit < math.inf and is_close,
             repeats=self._repeat_counts_of(cell).remaining,
         )

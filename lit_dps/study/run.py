@@ -274,9 +274,8 @@ class _StudyRun:
         choices = setup.loop_choices()
         at_a_time = setup.trials_at_a_time(choices, workers, record)
         plan = RunPlan(
-            setup.cells,
+            {cell: setup.most_steps(cell) for cell in setup.cells},
             setup.study.trials,
-            setup.built_goal.max_steps,
             setup.study.race_factor,
             setup.study.repeat_plan,
             setup.study.k_star_statistic,

@@ -173,6 +173,17 @@ class StudySetup:
     def built_goal(self) -> Goal:
         return self.goal.build()
 
+    def most_steps(self, cell: Cell, step_seconds: float = 0.0) -> int:
+        """Return the step of the validation at which the budgets of a trial are spent.
+
+        Args:
+            cell: The cell of the trial.
+            step_seconds: Seconds of a training step; 0 if they are unknown. Then
+                `goal.max_seconds` does not count.
+        """
+        schedule = self.batch.with_axes(cell.axes).build()
+        return self.built_goal.most_steps(cell.batch_size, step_seconds, schedule)
+
     @property
     def attempt_rules(self) -> AttemptRules:
         """The rules that the attempts at all trials share."""

@@ -164,6 +164,15 @@ def test_the_recommended_run_scales_as_the_branches_did(tmp_path, short_forks, i
     assert store.read()["branch_scaled"] is is_scaled
 
 
+@pytest.mark.parametrize(("max_examples", "steps"), [(None, 8), (13, 4), (16, 4), (17, 6)])
+def test_a_forked_run_without_the_goal_took_the_steps_of_its_budget(max_examples, steps):
+    """The forked run has B = 4, and a validation after every second step."""
+    given = asked("Adam")
+    goal = dataclasses.replace(given.goal, check_interval=2, max_steps=8, max_examples=max_examples)
+    law = branch_law({"branches": [FORK]}, dataclasses.replace(given, goal=goal))
+    assert (law.batch_size, law.steps, law.met) == (4, steps, False)
+
+
 def test_the_window_has_enough_steps_and_the_branches_fit_into_the_time():
     forks = [100, 200, 400]
     few = affordable_callback(forks, 1.0, 3400)

@@ -360,7 +360,7 @@ def test_repeats_are_no_part_of_the_identity():
 
 
 def test_progress_counts_repeats():
-    progress = ProgressLog(Progress(RunPlan([A], 1, 400, repeats=RepeatPlan(2))))
+    progress = ProgressLog(Progress(RunPlan(dict.fromkeys([A], 400), 1, repeats=RepeatPlan(2))))
     assert "repeats 0/2" in progress.line()
     progress.update(ended(Trial(A, 0), 96))
     progress.update(ended(Trial(A, 0, repeat=1), 96))

@@ -34,7 +34,7 @@ def display(
     console = Console(
         file=io.StringIO(), force_terminal=True, width=width, height=height, color_system=None
     )
-    progress = Progress(RunPlan(cells, points, GOAL.max_steps, at_a_time=2), now=now)
+    progress = Progress(RunPlan(dict.fromkeys(cells, GOAL.max_steps), points, at_a_time=2), now=now)
     return Display(progress, "quickstart", GOAL, StopRequest(), console)
 
 

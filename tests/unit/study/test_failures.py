@@ -312,7 +312,9 @@ def test_a_study_ends_when_its_first_trials_all_failed(tmp_path, fails, at_once)
 
 def test_progress_counts_the_failed_trials_of_this_run_as_finished():
     earlier = [failed(Trial(CELL, 0)), ended(Trial(CELL, 1))]
-    progress = ProgressLog(Progress(RunPlan([CELL], 3, 400, race_factor=2), {CELL: earlier}))
+    progress = ProgressLog(
+        Progress(RunPlan(dict.fromkeys([CELL], 400), 3, race_factor=2), {CELL: earlier})
+    )
     assert progress.progress.finished() == {CELL: 1}
     for result in (
         failed(Trial(CELL, 0)),

@@ -21,7 +21,7 @@ def test_counts_best_and_time_left(golden):
     stream = io.StringIO()
     earlier = {CELLS[0]: [result(CELLS[0], 0, 160)]}
     now = [0.0]
-    counted = Progress(RunPlan(CELLS, 3, 400), earlier, now=lambda: now[0])
+    counted = Progress(RunPlan(dict.fromkeys(CELLS, 400), 3), earlier, now=lambda: now[0])
     progress = ProgressLog(counted, stream, seconds=0.0)
     lines = [progress.line()]
     # How fast this run is cannot be known from an earlier one.
@@ -50,7 +50,7 @@ def test_counts_best_and_time_left(golden):
 def test_nothing_known_yet_and_a_quiet_stream(golden):
     stream = io.StringIO()
     now = [0.0]
-    counted = Progress(RunPlan(CELLS, 1, 400, 1.0), now=lambda: now[0])
+    counted = Progress(RunPlan(dict.fromkeys(CELLS, 400), 1, 1.0), now=lambda: now[0])
     progress = ProgressLog(counted, stream, seconds=1000)
     assert counted.time_remaining() is None
     assert progress.line().endswith("remaining time unknown until a trial meets the goal")
@@ -69,7 +69,7 @@ def stopped(point: int, step: int) -> TrialResult:
 
 def test_a_trial_that_has_to_go_on_is_not_finished(golden):
     now = [0.0]
-    counted = Progress(RunPlan(CELLS[:1], 3, 400, race_factor=2), now=lambda: now[0])
+    counted = Progress(RunPlan(dict.fromkeys(CELLS[:1], 400), 3, race_factor=2), now=lambda: now[0])
     progress = ProgressLog(counted, io.StringIO())
     for point in range(3):
         progress.on_event(ProgressEvent(1, Trial(CELLS[0], point)))
@@ -94,7 +94,7 @@ def test_a_trial_that_has_to_go_on_is_not_finished(golden):
 
 
 def test_a_resumed_study_with_every_k_star_does_not_wait_for_one():
-    plan = RunPlan(CELLS, 2, 400, 1.0)
+    plan = RunPlan(dict.fromkeys(CELLS, 400), 2, 1.0)
     counted = Progress(plan, {cell: [result(cell, 0, 16)] for cell in CELLS})
     assert counted.remaining_time_text() == "unknown until a trial has run for some time"
     assert Progress(plan).remaining_time_text() == "unknown until a trial meets the goal"
@@ -102,7 +102,7 @@ def test_a_resumed_study_with_every_k_star_does_not_wait_for_one():
 
 def test_running_cells_are_named_with_their_trials():
     sizes = (1, 2, 3, 4, 5)
-    counted = Progress(RunPlan([Cell(b) for b in sizes], 3, 400, at_a_time=6))
+    counted = Progress(RunPlan(dict.fromkeys([Cell(b) for b in sizes], 400), 3, at_a_time=6))
     assert counted.running_text() == "0 of 6"
     for cell, point in ((Cell(2), 0), (Cell(2), 1), (Cell(1), 0)):
         counted.on_event(ProgressEvent(1, Trial(cell, point)))

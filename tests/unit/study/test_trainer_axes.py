@@ -78,6 +78,21 @@ def test_accumulated_batches_divide_each_batch_size():
         check_keys(setup({ACCUMULATE: [0, 4]}, batch_sizes=[8]))
 
 
+def test_the_most_steps_of_a_cell_are_within_its_budget_of_examples():
+    """Batches of 4 for 4 steps, then of 8: 100 examples are spent at step 15, validated at 16."""
+    schedules = {"batch.schedule": ["constant", "doubling"]}
+    made = setup(schedules, batch_sizes=[8, 64])
+    goal = dataclasses.replace(made.goal, check_interval=2, max_steps=40, max_examples=100)
+    batch = BatchConfig(options={"start": 0.5, "steps": 4})
+    made = dataclasses.replace(made, goal=goal, batch=batch)
+    constant, doubling = ((("batch.schedule", name),) for name in ("constant", "doubling"))
+    assert made.most_steps(Cell(8, 0.0, constant)) == 14  # 13 steps of 8 examples
+    assert made.most_steps(Cell(64, 0.0, constant)) == 2
+    assert made.most_steps(Cell(8, 0.0, doubling)) == 16
+    without = dataclasses.replace(made, goal=dataclasses.replace(goal, max_examples=None))
+    assert without.most_steps(Cell(64, 0.0, constant)) == 40
+
+
 def test_schedules_of_the_batch_fit_each_cell():
     def study(batch, grid=None, **changes):
         made = setup(grid or {}, batch_sizes=[8])
