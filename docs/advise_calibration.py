@@ -95,7 +95,7 @@ def _introduction(results: dict[str, Any]) -> list[str]:
         "counts by its own time if the model of the step time",
         "is below it. Simulations and repeated timings decided the values. The numbers below may "
         "still be optimistic. Without the last setting, one",
-        "workload cost 3.5 trainings, and the other targets were met (commit 9a127742). The studies "
+        "workload cost 3.5 trainings, and the other targets were met (commit d3518b77). The studies "
         "were changed after results, too: with five to",
         "eight rates and only the best one repeated, the median error was 0.16, and the time lost "
         "was 14 % (commit e2cfa732).",

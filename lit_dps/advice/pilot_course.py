@@ -14,13 +14,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lit_dps.advice.measured_runs import MeasuredRuns
 from lit_dps.advice.next_probe import law_with_prior
 from lit_dps.advice.options import Clock, print_line
 from lit_dps.advice.pilot_evidence import (
     PilotRun,
     bounds_of,
-    measured_step_seconds,
     observations_of_runs,
+    pilot_result,
     results_at,
     seconds_of_runs,
     tried_rates,
@@ -153,32 +154,60 @@ class Course:
 
     def _unused_seconds(self) -> float:
         """Return the seconds that all runs together leave, without the clock of the budget."""
-        seconds = self._seconds_of_all_runs()
-        return seconds - seconds_of_runs(self.all_runs, self.plan, self.question.step_seconds_here)
+        return self._seconds_of_all_runs() - self._seconds_of_runs()
 
     def affordable_steps(self, batch_size: int) -> float:
         """Return the steps at a batch size that all its runs may take together."""
-        step_seconds = self.question.step_seconds_here
-        seconds = self._seconds_of_all_runs()
-        seconds -= seconds_of_runs(self.all_runs, self.plan, step_seconds, without=batch_size)
-        return max(seconds, 0.0) / self._step_seconds(batch_size)
+        seconds = self._seconds_of_all_runs() - self._seconds_of_runs(without=batch_size)
+        forecast = self._slowdown * self.question.step_seconds_here(batch_size)
+        return max(seconds, 0.0) / forecast
 
     def _seconds_of_all_runs(self) -> float:
         """Return the seconds that all runs after the pilot may take together."""
         batch_size = self.plan.batch_size
-        training = self.pilot.steps_run * self.question.step_seconds_here(batch_size)
-        if self.pilot.device_seconds is not None:
-            training = min(training, self.pilot.device_seconds)
-        return (max_trainings(self.question, batch_size) - 1) * training
+        step = self._pilot_step_seconds
+        if step is None:
+            step = self.question.step_seconds_here(batch_size)
+        return (max_trainings(self.question, batch_size) - 1) * self.pilot.steps_run * step
 
-    def _step_seconds(self, batch_size: int) -> float:
-        """Return the seconds of a step with its share of validation.
+    def _seconds_of_runs(self, without: int | None = None) -> float:
+        """Return the seconds of the runs after the pilot, as measured or else by the model.
 
-        They are those by the model of the step time, or those of the runs at this batch size if
-        they are more.
+        Args:
+            without: A batch size whose runs do not count.
         """
-        by_model = self.question.step_seconds_here(batch_size)
-        return max(by_model, measured_step_seconds(self.all_runs, batch_size))
+
+        def step_seconds(run: TrialResult) -> float:
+            measured = self._measured.step_seconds(run)
+            if measured is None:
+                return self.question.step_seconds_here(run.trial.cell.batch_size)
+            return measured
+
+        return seconds_of_runs(self.all_runs, self.plan, step_seconds, without)
+
+    @property
+    def _measured(self) -> MeasuredRuns:
+        return MeasuredRuns.of(self.question)
+
+    @property
+    def _pilot_step_seconds(self) -> float | None:
+        """Seconds of a step of the pilot with its share of full validations; None if unknown."""
+        run = pilot_result(self.all_runs, self.plan)
+        if run is None or self.pilot.check_seconds is None:
+            return None
+        return self._measured.step_seconds(run)
+
+    @property
+    def _slowdown(self) -> float:
+        """The step time of the pilot over that by the model, at least 1.
+
+        A forecast by the model is multiplied by it. Where the pilot is faster than the model, runs
+        at larger batch sizes may not be.
+        """
+        step = self._pilot_step_seconds
+        if step is None:
+            return 1.0
+        return max(step / self.question.step_seconds_here(self.plan.batch_size), 1.0)
 
     # ---- The next batch size ----
 
@@ -209,7 +238,7 @@ class Course:
             RUNS_PER_K,
         )
         # Further rates are run only as long as the time lasts.
-        seconds *= RUNS_PER_K / FEWEST_RUNS_PER_K
+        seconds *= RUNS_PER_K / FEWEST_RUNS_PER_K / self._slowdown
         chosen = best_run(worths, seconds)
         if chosen is not None:
             why = f"it should save {chosen.value:.0%} of the time of a training"
@@ -354,7 +383,10 @@ class Course:
         The race ends it at the fewest steps of the rates so far.
         """
         steps = min(tried.values()).steps or limit
-        return steps * self._step_seconds(batch_size)
+        step = self._measured.step_seconds_at(self.all_runs, batch_size)
+        if step is None:
+            step = self._slowdown * self.question.step_seconds_here(batch_size)
+        return steps * step
 
     def step_limit(self, batch_size: int) -> int:
         """Return the steps after which a run without the goal ends.

@@ -83,8 +83,6 @@ class PilotRun:
         best: The best value of the goal's metric; None without an exact, finite one.
         check_seconds: Mean seconds of a full validation; None if validations stopped early.
         spent: The configuration keys of the budgets that it spent, if it missed the goal.
-        device_seconds: Seconds of its steps and full validations without the wait for a CPU; None
-            if validations stopped early, or if the run was resumed.
     """
 
     steps: int | None
@@ -95,7 +93,6 @@ class PilotRun:
     best: float | None = None
     check_seconds: float | None = None
     spent: Sequence[str] = ("goal.max_steps",)
-    device_seconds: float | None = None
 
     def advice(self) -> str:
         """Return what to change after a run that missed the goal, by how it ended."""
@@ -104,6 +101,8 @@ class PilotRun:
         if self.status == Status.STOPPED:
             return "The module or a callback ended it. Let it train longer, or choose another goal."
         larger = " and ".join(self.spent)
+        if not self.steps_run:
+            return f"No validation is within {larger}. Choose a smaller goal.check_interval."
         return f"Choose an easier goal, a larger {larger}, or another learning rate."
 
     def to_dict(self) -> dict[str, Any]:
@@ -130,8 +129,6 @@ class PilotRun:
             return None
         for run in results_at(record, plan.batch_size):
             if run.trial.point == 0 and run.status is not Status.FAILED:
-                check_seconds = _check_seconds(run)
-                is_whole = run.timed.get("steps", 0) >= run.steps_run
                 return cls(
                     steps=run.steps,
                     steps_run=record.goal.last_step_within(run.curve),
@@ -139,9 +136,8 @@ class PilotRun:
                     status=str(run.status),
                     noise=_late_noise_scale(run, plan.batch_size),
                     best=_best_metric(run, record.goal),
-                    check_seconds=check_seconds,
+                    check_seconds=_check_seconds(run),
                     spent=list(spent_budgets(record.goal, [run])),
-                    device_seconds=device_seconds(run) if is_whole and check_seconds else None,
                 )
         return None
 
@@ -193,27 +189,26 @@ def best_rates_of_runs(record: StudyRecord | None, plan: PilotPlan) -> dict[int,
     return best
 
 
-def device_seconds(run: TrialResult) -> float:
-    """Return the seconds of steps and validations, without the wait for a CPU; 0 if unknown."""
-    timed = run.timed
-    in_phases = timed.get("training", 0.0) + timed.get("checking", 0.0)
-    return max(in_phases - timed.get("waited", 0.0), 0.0)
+def pilot_result(record: StudyRecord | None, plan: PilotPlan) -> TrialResult | None:
+    """Return the stored result of the pilot; None without one."""
+    for run in results_at(record, plan.batch_size):
+        if run.trial.point == 0:
+            return run
+    return None
 
 
 def seconds_of_runs(
     record: StudyRecord | None,
     plan: PilotPlan,
-    step_seconds: Callable[[float], float],
+    step_seconds: Callable[[TrialResult], float],
     without: int | None = None,
 ) -> float:
     """Return the seconds of all runs but the pilot.
 
-    They are those by the model of the step time, or those that the run took if they are more.
-
     Args:
         record: The study of the runs; None before the first run.
         plan: The user's run.
-        step_seconds: Returns the seconds of a step at a batch size.
+        step_seconds: Returns the seconds of a step of a run, with its share of validation.
         without: A batch size whose runs do not count.
     """
     if record is None:
@@ -227,21 +222,8 @@ def seconds_of_runs(
             if not is_pilot:
                 # The race cuts the curve of a stored run where a later run was better.
                 steps = max(result.steps_run, result.timed.get("steps", 0))
-                by_model = steps * step_seconds(cell.batch_size)
-                seconds += max(by_model, device_seconds(result))
+                seconds += steps * step_seconds(result)
     return seconds
-
-
-def measured_step_seconds(record: StudyRecord | None, batch_size: int) -> float:
-    """Return the least mean seconds of a step of the runs at a batch size; 0 without a timed one.
-
-    They include the validations, and no wait for a CPU.
-    """
-    seconds = []
-    for run in results_at(record, batch_size):
-        if run.timed.get("steps"):
-            seconds.append(device_seconds(run) / run.timed["steps"])
-    return min(seconds, default=0.0)
 
 
 def tried_rates(stored: Mapping[str, Any], batch_size: int) -> dict[float, Outcome]:

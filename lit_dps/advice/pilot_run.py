@@ -16,6 +16,7 @@ from lit_dps.advice.pilot_plan import PilotPlan, pilot_setup
 from lit_dps.advice.probe_study import CannotRun, ChosenPoints
 from lit_dps.advice.question import Question
 from lit_dps.core.text import format_duration, number_text
+from lit_dps.core.trial import Status
 from lit_dps.parallel.process import StopRequest
 from lit_dps.storage.advice_store import AdviceStore
 from lit_dps.study.setup import StudySetup
@@ -46,11 +47,13 @@ def train_pilot(
         best = ""
         if pilot.best is not None:
             best = f", its best {goal.metric} was {number_text(pilot.best)}"
-        print_line(
-            f"  the run did not meet the goal in {pilot.steps_run} steps ({pilot.status}){best}. "
-            f"{pilot.advice()}"
-        )
-        store_bound(question.store, plan.batch_size, pilot.steps_run)
+        why = pilot.advice()
+        if pilot.steps_run:
+            ended = f"{pilot.steps_run} steps ({pilot.status}){best}"
+            why = f"the run did not meet the goal in {ended}. {why}"
+        print_line(f"  {why}")
+        if pilot.status != Status.INFEASIBLE:  # another rate may meet the goal earlier
+            store_bound(question.store, plan.batch_size, pilot.steps_run)
         return None
     print_line(
         f"  the run met the goal after {pilot.steps} steps, {format_duration(pilot.seconds, 2)}"

@@ -136,7 +136,8 @@ class Question:
         steps = goal.max_steps
         if goal.max_examples is not None:
             steps = min(steps, goal.max_examples // batch_size)
-        return steps // goal.check_interval * goal.check_interval
+        last = steps // goal.check_interval * goal.check_interval
+        return last if last >= goal.first_possible_step else 0
 
     @property
     def largest(self) -> int:

@@ -174,7 +174,9 @@ def _why_no_answer(question: Question) -> list[str]:
         why = "The budget ended before your run met its goal. A larger --budget continues it."
     elif pilot.steps is None:
         best = "" if pilot.best is None else f" (best {goal.metric}: {number_text(pilot.best)})"
-        why = f"Your run did not meet the goal in {pilot.steps_run} steps{best}. {pilot.advice()}"
+        why = pilot.advice()
+        if pilot.steps_run:
+            why = f"Your run did not meet the goal in {pilot.steps_run} steps{best}. {why}"
     elif pilot.steps <= goal.check_interval:
         why = (
             "Your run met the goal at its first validation. Set goal.check_interval below "

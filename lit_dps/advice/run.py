@@ -322,7 +322,7 @@ def _ask_and_answer(
     """Measure, train and print the answer; return the exit code."""
     store, clock = session.store, session.clock
     try:
-        with interruptible(session.stop, LEAVING), ExitStack() as stack:
+        with interruptible(session.stop, f"\n{LEAVING}\n"), ExitStack() as stack:
             stack.callback(_save_time, clock)
             stack.callback(lambda: store.forget_files(written_files()))
             if proposal is not None:

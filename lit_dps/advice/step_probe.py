@@ -59,6 +59,7 @@ class StepTimes:
         is_memory_full: Whether memory is the reason; then a larger batch has to be accumulated.
         waited: Share of the time that this process waited for a CPU (`cpu_wait_seconds`).
         start_of_ranks: Seconds that the ranks of a run take to start; 0 on one device.
+        slowdown: The seconds of steps over those without the wait for a CPU. It is part of `timed`.
     """
 
     timed: list[Timed] = field(default_factory=list)
@@ -69,6 +70,7 @@ class StepTimes:
     waited: float = 0.0
     start_of_ranks: float = 0.0
     check_by_batch: float = 0.0
+    slowdown: float = 1.0
 
     def check_at(self, local_batch: float) -> float:
         """Return the seconds of a validation for a local batch of some examples."""
@@ -88,6 +90,7 @@ class StepTimes:
             "largest": [self.largest, self.reason, self.is_memory_full],
             "waited": self.waited,
             "start_of_ranks": self.start_of_ranks,
+            "slowdown": self.slowdown,
         }
 
     @classmethod
@@ -102,7 +105,13 @@ class StepTimes:
             # Advice of earlier versions lacks the following values.
             start_of_ranks=stored.get("start_of_ranks", 0.0),
             check_by_batch=stored.get("check_by_batch", 0.0),
+            slowdown=stored.get("slowdown", 1.0),
         )
+
+
+def without_wait(seconds: float, waited: float) -> float:
+    """Return a time without the wait for a CPU."""
+    return max(seconds - waited, MIN_SHARE * seconds)
 
 
 def time_steps(
@@ -190,7 +199,7 @@ class _SizeLadder:
             )
         # Other programs slow some sizes down and not others, which would favour the others. So
         # all sizes get the same slowdown, and times remain those of this machine.
-        slowdown = statistics.median(self.slowdowns)
+        slowdown = times.slowdown = statistics.median(self.slowdowns)
         times.timed = [row._replace(seconds=slowdown * row.seconds) for row in times.timed]
         check, by_batch = fit_check_seconds(self.checks)
         times.check, times.check_by_batch = slowdown * check, slowdown * by_batch
@@ -235,7 +244,7 @@ class _SizeLadder:
         """Return a time without the wait for a CPU, in which a GPU works."""
         if self.setup.on_gpu:
             return seconds
-        return max(seconds - waited, MIN_SHARE * seconds)
+        return without_wait(seconds, waited)
 
     def _times_validation(self) -> bool:
         """Return True if a validation is timed at the next size.

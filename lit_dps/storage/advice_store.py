@@ -75,6 +75,7 @@ class AdviceStore:
 
         Raises:
             UserError: if another process holds the lock.
+            StorageError: if the folder of the storage cannot be created.
         """
         shared = peers(self.url)
         if not isinstance(shared, MachinePeers):
@@ -82,16 +83,17 @@ class AdviceStore:
             return
         digest = hashlib.sha256(self.name.encode()).hexdigest()[:16]
         lock = shared.lock(f"advice-{digest}")
-        try:
-            held = lock.acquire(timeout=0)
-        except Timeout:
-            name = self.name.removesuffix(ADVICE_SUFFIX)
-            raise UserError(
-                f"another command measures advice for study.name {name!r} at this time. Wait "
-                "until it ends, or choose another study.name.",
-                key="study.name",
-                value=name,
-            ) from None
+        with storage_errors(self.url):
+            try:
+                held = lock.acquire(timeout=0)
+            except Timeout:
+                name = self.name.removesuffix(ADVICE_SUFFIX)
+                raise UserError(
+                    f"another command measures advice for study.name {name!r} at this time. Wait "
+                    "until it ends, or choose another study.name.",
+                    key="study.name",
+                    value=name,
+                ) from None
         with held:
             yield
 

@@ -200,7 +200,9 @@ RESULT_KEYS = {
     "unit": Stored(str, "`goal.unit` of the study.", absent="if it is steps"),
     "engine": Stored(str, 'The loop that trained it; "" if it failed or is not recorded.'),
     "engine_reason": Stored(str, 'Why this loop trained it; "" if it is not recorded.'),
-    "timed": Stored(dict, "Counts and seconds of steps; empty if they were not timed."),
+    "timed": Stored(
+        dict, "Counts and seconds of steps and validations; empty if they were not timed."
+    ),
     "failure": Stored(str, 'Why it failed or stopped, in one line; "" if it did not.'),
     "traceback": Stored(str, 'Traceback of the failure; "" if it did not fail.'),
     FAILED_AT: Stored(NUMBER | None, "Time of the failure in s since 1970; null without one."),
@@ -270,6 +272,11 @@ ADVICE_ATTRS = {
         list, "Largest batch size of one device, why no larger one fits, whether memory is why."
     ),
     "waited": Stored(NUMBER, "Share of the timed steps that the process waited for a CPU."),
+    "slowdown": Stored(
+        NUMBER,
+        "Timed steps over steps without the wait for a CPU; part of `timed`.",
+        absent="before 2026-12-01",
+    ),
     "start_of_ranks": Stored(
         NUMBER, "Time that the ranks of a run take to start, in s.", absent="before 2026-11-29"
     ),

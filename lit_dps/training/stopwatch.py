@@ -46,12 +46,13 @@ class Stopwatch:
         if phase == self._phase:
             return
         time_now = now(device)
+        waited = cpu_wait_seconds()
         if self._phase is not None:
             self._seconds[self._phase] += time_now - self._phase_start
-            self._waited += cpu_wait_seconds() - self._waited_before
+            self._waited += waited - self._waited_before
         self._phase = phase
-        self._phase_start = time_now
-        self._waited_before = cpu_wait_seconds()
+        self._phase_start = now()
+        self._waited_before = waited
 
     @contextmanager
     def paused(self, device: torch.device | None = None) -> Iterator[None]:

@@ -245,6 +245,14 @@ def test_a_second_command_on_the_same_advice_is_refused_in_one_line(tmp_path):
         pass
 
 
+def test_a_storage_folder_that_cannot_be_created_is_refused_in_one_line(tmp_path):
+    (tmp_path / "mlruns").write_text("a file")
+    done = advise(tmp_path, "Module")
+    assert done.returncode == 2
+    (line,) = done.stderr.strip().splitlines()
+    assert "mlruns/study.db" in line
+
+
 def test_a_budget_of_steps_is_proposed_once_and_schedules_see_it(tmp_path, monkeypatch):
     monkeypatch.setattr(advising_run, "MIN_MEASURING_SECONDS", -1e3)
     config = configuration(tmp_path, "Scheduled", max_steps=None)

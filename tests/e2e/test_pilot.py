@@ -47,12 +47,12 @@ def step_times(monkeypatch):
             raise MemoryError
         return RunTimes(0.0, step_seconds(trial.cell.batch_size), 0.001)
 
-    def device_seconds(run):
-        batch_size = run.trial.cell.batch_size
-        return run.timed["steps"] * step_seconds(batch_size) + run.timed["checks"] * 0.001
+    def measured(self, run):
+        share_of_checks = 0.001 * run.timed["checks"] / run.timed["steps"]
+        return step_seconds(run.trial.cell.batch_size) + share_of_checks
 
     monkeypatch.setattr("lit_dps.advice.step_probe.timed_run", timed)
-    monkeypatch.setattr("lit_dps.advice.pilot_evidence.device_seconds", device_seconds)
+    monkeypatch.setattr("lit_dps.advice.measured_runs.MeasuredRuns.step_seconds", measured)
 
 
 def ask(folder, module: str = "Module", *options: object):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -26,7 +26,8 @@ from lit_dps.advice.pilot_plan import MET, MISSED, Outcome, PilotPlan, next_fact
 from lit_dps.advice.question import Question
 from lit_dps.advice.step_probe import SPENT, StepTimes
 from lit_dps.advice.step_time import Timed
-from lit_dps.core.trial import Status
+from lit_dps.core.environment import Environment, with_key
+from lit_dps.core.trial import Cell, Status, Trial, TrialResult
 from lit_dps.parallel.process import StopRequest
 from tests.unit.advice.test_probe_study import probes_of
 from tests.unit.advice.test_question import FakeProbes
@@ -163,6 +164,12 @@ def test_a_pilot_that_missed_its_goal_is_a_lower_bound_and_nothing_else_runs(cap
     assert "0.07" in capsys.readouterr().err
 
 
+def test_a_pilot_that_diverged_is_no_bound():
+    store = FakeStore(pilot=pilot(steps=None, status="infeasible"))
+    ask_by_pilot(question_with(store, 1e-5), PLAN, clock(), StopRequest())
+    assert "bounds" not in store.values
+
+
 def test_a_goal_that_is_met_at_the_first_validation_tells_no_steps(capsys):
     interval = setup().built_goal.check_interval
     store = FakeStore(pilot=pilot(steps=interval, steps_run=interval))
@@ -208,31 +215,75 @@ def test_the_first_run_at_a_batch_size_ends_where_the_time_of_all_runs_ends(slop
     assert course.step_limit(64) == min(math.floor(affordable), 40)
 
 
+ENVIRONMENT = with_key({"hardware": "EPYC"}, since="")
+
+
+def timed_run(
+    batch_size: int, point: int, step_seconds: float, steps: int = 40, timed: dict | None = None
+) -> TrialResult:
+    """Return a run of this environment, whose steps were timed."""
+    curve = {"step": [steps], "val_error": [0.0]}
+    times = {"steps": steps, "training": steps * step_seconds, "checks": 1, "checking": 0.0}
+    times = {**times, "waited": 0.0, **(timed or {})}
+    trial = Trial(Cell(batch_size), point, {"model.lr": 0.1})
+    return TrialResult(
+        trial, Status.COMPLETE, steps, curve, timed=times, environment=ENVIRONMENT["key"]
+    )
+
+
+def course_with(*runs: TrialResult, slowdown: float = 1.0, **fields) -> Course:
+    """Return a course after some runs. By the model, a step takes 10 ms at each batch size."""
+    question = question_with(FakeStore(), 1e-12)
+    question.times.check = 0.0
+    question.times.slowdown = slowdown
+    by_cell = {}
+    for run in runs:
+        by_cell.setdefault(run.trial.cell, []).append(run)
+    setup = dataclasses.replace(question.probes.setup, environment=Environment(ENVIRONMENT))
+    question.probes.setup = setup
+    question.probes.all_runs = lambda: SimpleNamespace(results=by_cell)
+    return course_of(question, check_seconds=0.01, **fields)
+
+
 @pytest.mark.parametrize(
-    ("values", "seconds"),
-    [({}, 0.8), ({"device_seconds": 0.3}, 0.6), ({"device_seconds": 9.0}, 0.8)],
+    ("runs", "slowdown", "seconds"),
+    [
+        ([], 1.0, 0.8),
+        ([timed_run(4, 0, 0.005)], 1.0, 0.4),
+        # The runs at B = 16 count by their own time: 30 ms a step.
+        ([timed_run(4, 0, 0.02), timed_run(16, 0, 0.03, 20)], 1.0, 1.6 - 0.6),
+        # Steps were timed on a busy machine, where each takes twice as long. The runs waited, too.
+        (
+            [timed_run(4, 0, 0.01, timed={"waited": 0.2}), timed_run(16, 0, 0.01, 20)],
+            2.0,
+            0.8 - 0.4,
+        ),
+        # Only the last 10 steps of a resumed run are timed.
+        ([timed_run(16, 0, 0.03, 20, {"steps": 10, "training": 0.3})], 1.0, 0.8 - 0.6),
+        # Runs of another machine count by the model.
+        ([replace(timed_run(16, 0, 9.0, 20), environment="other")], 1.0, 0.8 - 0.2),
+        ([replace(timed_run(4, 0, 9.0), environment="other")], 1.0, 0.8),
+        ([replace(timed_run(16, 0, 9.0, 20), timed={})], 1.0, 0.8 - 0.2),
+    ],
 )
-def test_all_runs_take_at_most_some_trainings(values, seconds):
-    """The pilot takes 40 steps of 10 ms by the model. Two more trainings may be run."""
-    question = question_with(FakeStore(), 1e-12)
-    question.times.check = 0.0
-    course = course_of(question, **values)
+def test_runs_count_by_their_own_time_under_the_load_of_the_timed_steps(runs, slowdown, seconds):
+    """The pilot takes 40 steps. Two more trainings may be run."""
+    course = course_with(*runs, slowdown=slowdown)
     assert course.remaining_seconds() == pytest.approx(seconds)
-    assert course.affordable_steps(64) == pytest.approx(100 * seconds)
 
 
-@pytest.mark.parametrize(("step_seconds", "can_end"), [(0.0, True), (0.03, False)])
-def test_a_further_rate_takes_as_long_as_the_runs_at_its_batch_size(
-    monkeypatch, step_seconds, can_end
-):
-    """By the model, 40 steps take 0.4 s; 1.1 s remain."""
-    question = question_with(FakeStore(), 1e-12)
-    question.times.check = 0.0
-    course = course_of(question, steps=100, steps_run=100)
-    monkeypatch.setattr(Course, "remaining_seconds", lambda self: 1.1)
-    monkeypatch.setattr(pilot_course, "measured_step_seconds", lambda *_: step_seconds)
+@pytest.mark.parametrize(("of_pilot", "steps"), [(0.005, 40), (0.01, 80), (0.02, 80)])
+def test_a_forecast_is_no_shorter_than_the_model_and_as_slow_as_the_pilot(of_pilot, steps):
+    """The seconds of two trainings, over 10 ms by the model or over the longer ones of the pilot."""
+    course = course_with(timed_run(4, 0, of_pilot))
+    assert course.affordable_steps(16) == pytest.approx(steps)
+
+
+@pytest.mark.parametrize(("runs", "can_end"), [([], True), ([timed_run(16, 0, 0.018)], False)])
+def test_a_further_rate_takes_as_long_as_the_runs_at_its_batch_size(runs, can_end):
+    """Of two trainings of 40 steps of 10 ms, at most 0.08 s remain after a run at B = 16."""
+    course = course_with(timed_run(4, 0, 0.01), *runs)
     assert course.can_end(16, {1.0: Outcome(MET, 40)}, 400) == can_end
-    assert course.affordable_steps(16) == pytest.approx(2.0 / max(step_seconds, 0.01))
 
 
 def test_a_run_is_at_most_eight_times_the_batch_size_of_all_runs_so_far(monkeypatch):

@@ -16,7 +16,6 @@ from lit_dps.advice.pilot_evidence import (
     PilotRun,
     best_rates_of_runs,
     bounds_of,
-    measured_step_seconds,
     observations_of_runs,
     seconds_of_runs,
     unfinished_searches,
@@ -86,40 +85,12 @@ def test_each_batch_size_has_the_fewest_steps_of_its_runs_with_the_noise_of_a_ru
     assert at[1024].bound == AT_LEAST and at[32].bound == at[128].bound == 0
     assert best_rates_of_runs(record, PLAN) == {32: 0.1, 128: 0.8, 512: 1.6}
     # 90 and 70 steps at 4 B0, 10 at 16 B0, 100 at 32 B0: all runs but the pilot
-    seconds = seconds_of_runs(record, PLAN, lambda batch_size: batch_size / 32)
+    seconds = seconds_of_runs(record, PLAN, lambda run: run.trial.cell.batch_size / 32)
     assert seconds == 4 * 160 + 16 * 10 + 32 * 100
     assert observations_of_runs(None, {}) == []
     # The first rate took 128 steps; the race cut its curve at 96, where a later rate met the goal.
     raced = record_of(result(128, 0, 0.4, None, timed={"steps": 128}), result(128, 1, 0.8, 90))
-    assert seconds_of_runs(raced, PLAN, lambda batch_size: 0.01) == pytest.approx(2.18)
-
-
-def test_a_run_that_took_longer_than_the_model_says_counts_as_long_as_it_took():
-    """Of 6 s, it waited 1 s for a CPU. Other runs take 0.01 s a step by the model."""
-    timed = {"steps": 100, "training": 5.0, "checks": 10, "checking": 1.0, "waited": 1.0}
-    fast = {"steps": 90, "training": 0.5, "checks": 9, "checking": 0.1, "waited": 0.0}
-    record = record_of(
-        result(32, 0, 0.1, 100, timed=timed),
-        result(128, 0, 0.4, 100, timed=timed),
-        result(128, 1, 0.8, 90, timed=fast),
-        result(256, 0, 0.8, 50),
-    )
-    seconds = seconds_of_runs(record, PLAN, lambda batch_size: 0.01)
-    assert seconds == pytest.approx(5.0 + 0.9 + 0.5)
-    assert measured_step_seconds(record, 128) == pytest.approx(0.6 / 90)
-    assert measured_step_seconds(record, 256) == measured_step_seconds(None, 256) == 0.0
-
-
-def test_the_pilot_has_the_seconds_of_its_training():
-    timed = {"steps": 100, "training": 1.4, "checks": 10, "checking": 0.25, "waited": 0.5}
-    run = result(32, 0, 0.1, 100, timed=timed)
-    pilot = PilotRun.of_record(record_of(run), PLAN)
-    assert pilot.device_seconds == pytest.approx(1.15)
-    # Only the last process of a resumed run is timed.
-    resumed = PilotRun.of_record(record_of(replace(run, timed={**timed, "steps": 50})), PLAN)
-    assert resumed.device_seconds is None
-    early = replace(run, curve={**run.curve, "exact": [0] * 9 + [1]})
-    assert PilotRun.of_record(record_of(early), PLAN).device_seconds is None
+    assert seconds_of_runs(raced, PLAN, lambda run: 0.01) == pytest.approx(2.18)
 
 
 def search_rates(random: np.random.Generator, first: tuple[float, float]) -> tuple[int, float]:
@@ -231,7 +202,7 @@ def test_a_bound_of_a_validation_that_stopped_early_is_no_best_value():
         (3000, 90, 0.2, {"goal.max_examples"}),
         (3200, 100, 0.05, {"goal.max_steps", "goal.max_examples"}),
         (None, 100, 0.05, {"goal.max_steps"}),
-        (300, 0, 0.05, {"goal.max_examples"}),
+        (300, 0, 0.05, {"goal.max_examples", "goal.check_interval"}),
     ],
 )
 def test_a_missed_goal_has_the_bound_of_its_budgets(max_examples, steps_run, best, keys):

@@ -148,6 +148,8 @@ def test_a_training_takes_its_steps_and_checks():
         ({"max_examples": 15, "check_interval": 2}, [2, 4]),
         ({"max_examples": 17, "check_interval": 2}, [2, 4, 8]),
         ({"max_seconds": 0.01}, [2, 4, 8]),
+        # At B = 8, two validations are within 16 examples. The mean needs three.
+        ({"max_examples": 16, "rule": "mean_of_checks", "options": {"checks": 3}}, [2, 4]),
     ],
 )
 def test_a_batch_whose_run_would_end_before_the_goal_has_no_answer(goal_values, sizes):
