@@ -56,7 +56,11 @@ def print_cost(question: Question, clock: Clock) -> None:
 
 def print_end(clock: Clock) -> None:
     """Print what asking took, beside what was announced."""
-    took = f"advice took {format_duration(clock.spent, 2)}"
+    total = format_duration(clock.spent, 2)
+    took = f"advice took {total}"
+    if clock.spent_before:
+        own = format_duration(clock.spent - clock.spent_before, 2)
+        took = f"this command took {own}, and all commands of this advice {total}"
     if min(clock.announced, clock.budget) < math.inf:
         took += f"; it was announced to take at most {clock.announced_text}"
     print_line(took)

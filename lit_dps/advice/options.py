@@ -106,6 +106,7 @@ class Clock:
         announced: What an earlier run announced; infinite without one.
 
     Attributes:
+        spent_before: Seconds that earlier runs took.
         announced: The most seconds that the user was told that all runs take.
         was_announced: Whether an earlier run told so. Its announcement stays: a later one would
             include the time that is spent, and be kept always.
@@ -123,7 +124,7 @@ class Clock:
         self.store = store
         self.announced = announced
         self.was_announced = announced < math.inf
-        self._spent_before = spent
+        self.spent_before = spent
         self._stored = time.monotonic()
         if began is None:
             began = self._stored
@@ -132,7 +133,7 @@ class Clock:
     @property
     def spent(self) -> float:
         """Seconds that all runs have taken."""
-        return self._spent_before + time.monotonic() - self._began
+        return self.spent_before + time.monotonic() - self._began
 
     @property
     def remaining(self) -> float:

@@ -35,6 +35,7 @@ from lit_dps.report.document import (
 )
 
 BOUNDS = {0: "exact", AT_LEAST: "at least", AT_MOST: "at most"}
+NO_TIMES = "No recommendation: runs without step times tell steps, but not what is fastest."
 UNCERTAIN = ("steps", "hours", "device_hours", "cost")  # columns of the table with limits
 
 
@@ -100,6 +101,8 @@ class Advice:
         width = width_at(terminal)
         goal = "" if self.goal is None else f": {self.goal}"
         lines = [f"advice on {self.name}{goal}", ""]
+        if self.answer is None:
+            lines += [*wrapped([NO_TIMES], width=width), ""]
         if isinstance(self.law, Law):
             lines += wrapped([self.law.line()], width=width)
         if self.answer is None:
