@@ -91,9 +91,9 @@ def _introduction(results: dict[str, Any]) -> list[str]:
         "",
         "Five settings were chosen after first results of these workloads: the limit of the cost, "
         "the largest distance of a run, the subtraction",
-        "of the wait for a CPU, the correction of K for several learning rates, and that a run "
-        "counts by its own time if the model of the step time",
-        "is below it. Simulations and repeated timings decided the values. The numbers below may "
+        "of the wait for a CPU, the correction of K for several learning rates, and that "
+        "runs count by the time that they took and not by the",
+        "model of the step time. Simulations and repeated timings decided the values. The numbers below may "
         "still be optimistic. Without the last setting, one",
         "workload cost 3.5 trainings, and the other targets were met (commit d3518b77). The studies "
         "were changed after results, too: with five to",
