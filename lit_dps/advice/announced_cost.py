@@ -6,7 +6,7 @@ import math
 import sys
 
 from lit_dps.advice.options import Clock, print_line
-from lit_dps.advice.pilot_course import max_trainings
+from lit_dps.advice.pilot_course import NOISE_READING_SHARE, max_trainings
 from lit_dps.advice.pilot_plan import PilotPlan
 from lit_dps.advice.pilot_preview import Preview
 from lit_dps.advice.question import LIKELY_RUNS, Question
@@ -14,9 +14,6 @@ from lit_dps.advice.user_workload import user_batch_size
 from lit_dps.analysis.tables import significant
 from lit_dps.core.progress_line import stderr_columns
 from lit_dps.core.text import format_duration, number_text
-
-# Reading the noise scale along a run of an MLP on MNIST took a fifth of its training.
-NOISE_READING_SHARE = 0.2
 
 
 def print_cost(question: Question, clock: Clock) -> None:

@@ -36,23 +36,36 @@ class MeasuredRuns:
         slowdown = question.times.slowdown if subtracts_wait else 1.0
         return cls(setup.environment.key, subtracts_wait, slowdown)
 
-    def step_seconds(self, run: TrialResult) -> float | None:
+    def step_seconds(self, run: TrialResult | None) -> float | None:
         """Return the mean seconds of a step of a run with its share of validation.
 
         Of a resumed run, the last process counts.
 
         Returns:
-            None if the run was not timed, or in another environment.
+            None without a run, or if it was not timed, or in another environment.
         """
+        if run is None or not self._is_timed_here(run):
+            return None
         timed = run.timed
-        if not timed.get("steps") or self.environment is None:
-            return None
-        if run.environment != self.environment:
-            return None
         seconds = timed["training"] + timed["checking"]
         if self.subtracts_wait:
             seconds = self.slowdown * without_wait(seconds, timed.get("waited", 0.0))
         return seconds / timed["steps"]
+
+    def other_seconds(self, run: TrialResult | None) -> float:
+        """Return the seconds of the start and the readings of a run.
+
+        Returns:
+            0 if `step_seconds` is None, or if the run was resumed.
+        """
+        if run is None or not self._is_timed_here(run) or run.timed["steps"] < run.steps_run:
+            return 0.0
+        return max(run.seconds - run.timed["training"] - run.timed["checking"], 0.0)
+
+    def _is_timed_here(self, run: TrialResult) -> bool:
+        """Return True if the steps of a run were timed in this environment."""
+        is_here = self.environment is not None and run.environment == self.environment
+        return is_here and bool(run.timed.get("steps"))
 
     def step_seconds_at(self, record: StudyRecord | None, batch_size: int) -> float | None:
         """Return the least `step_seconds` of the runs at a batch size; None without one."""

@@ -21,14 +21,13 @@ from lit_dps.advice.pilot_evidence import (
     PilotRun,
     bounds_of,
     observations_of_runs,
+    outcome_of,
     pilot_result,
     results_at,
     seconds_of_runs,
     tried_rates,
 )
 from lit_dps.advice.pilot_plan import (
-    DIVERGED,
-    MET,
     MISSED,
     Outcome,
     PilotPlan,
@@ -44,7 +43,6 @@ from lit_dps.core.record import StudyRecord
 from lit_dps.core.text import format_duration, number_text
 from lit_dps.core.trial import Status, TrialResult
 from lit_dps.parallel.process import StopRequest
-from lit_dps.report.no_result import best_validation
 from lit_dps.study.failures import AllFail
 
 # The most time of all runs together, in pilots: if a device is not full at B0, and if it is.
@@ -63,7 +61,8 @@ FAR = 2
 # A run without the goal ends at the steps that K exceeds with this probability. Beyond them, a
 # wrong rate is the more likely reason.
 LATE = 0.1
-LAST_LOSSES = 4  # their mean decides which of two runs without the goal is better
+# Reading the noise scale along a run of an MLP on MNIST took a fifth of its training.
+NOISE_READING_SHARE = 0.2
 
 
 def max_trainings(question: Question, batch_size: int) -> float:
@@ -168,7 +167,10 @@ class Course:
         step = self._pilot_step_seconds
         if step is None:
             step = self.question.step_seconds_here(batch_size)
-        return (max_trainings(self.question, batch_size) - 1) * self.pilot.steps_run * step
+        training = self.pilot.steps_run * step
+        # The start and the readings of the pilot count, at most as much as was announced.
+        other = min(self._measured.other_seconds(self._pilot), NOISE_READING_SHARE * training)
+        return (max_trainings(self.question, batch_size) - 1) * training - other
 
     def _seconds_of_runs(self, without: int | None = None) -> float:
         """Return the seconds of the runs after the pilot, as measured or else by the model.
@@ -192,10 +194,14 @@ class Course:
     @property
     def _pilot_step_seconds(self) -> float | None:
         """Seconds of a step of the pilot with its share of full validations; None if unknown."""
-        run = pilot_result(self.all_runs, self.plan)
-        if run is None or self.pilot.check_seconds is None:
+        if self.pilot.check_seconds is None:
             return None
-        return self._measured.step_seconds(run)
+        return self._measured.step_seconds(self._pilot)
+
+    @property
+    def _pilot(self) -> TrialResult | None:
+        """The stored result of the pilot; None without one."""
+        return pilot_result(self.all_runs, self.plan)
 
     @property
     def _slowdown(self) -> float:
@@ -475,21 +481,6 @@ class Course:
         The pilot is not among them.
         """
         return tried_rates(self.question.store.read(), batch_size)
-
-
-def outcome_of(result: TrialResult, goal: Goal) -> Outcome:
-    """Return how a run ended."""
-    if result.steps is not None:
-        return Outcome(MET, result.steps)
-    best = best_validation(goal, [result])
-    has_failed = result.status in (Status.INFEASIBLE, Status.FAILED, Status.STOPPED)
-    if has_failed or best is None:
-        return Outcome(DIVERGED, math.inf)
-    if 0 in result.curve.get("exact", []):
-        # Validations that stopped early have equal bounds, so the losses decide.
-        losses = [loss for loss in result.curve["train_loss"] if math.isfinite(loss)]
-        return Outcome(MISSED, float(np.mean(losses[-LAST_LOSSES:])) if losses else math.inf)
-    return Outcome(MISSED, -best.value if goal.at_least else best.value)
 
 
 def _rounded(factor: float) -> float:

@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from lit_dps.advice.next_probe import SEED_SPREAD
-from lit_dps.advice.pilot_plan import Outcome, PilotPlan, next_factor
+from lit_dps.advice.pilot_plan import DIVERGED, MET, MISSED, Outcome, PilotPlan, next_factor
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.analysis.observations import AT_LEAST, AT_MOST, Observation
 from lit_dps.core.goal import Goal
@@ -19,8 +21,7 @@ from lit_dps.report.no_result import best_validation, spent_budgets
 
 # The first half of a run does not count: at the begin the noise scale is far below B_crit.
 NOISE_FROM = 0.5
-
-
+LAST_LOSSES = 4  # their mean decides which of two runs without the goal is better
 # Expected log K of a further run less log K, which is the least of 1, 2, ... rates. A search ends
 # after two rates only where the second is little better, which is no luck. Simulated with
 # `next_factor`, the noise `SEED_SPREAD`, and 22 % more steps at twice or half the best rate
@@ -224,6 +225,21 @@ def seconds_of_runs(
                 steps = max(result.steps_run, result.timed.get("steps", 0))
                 seconds += steps * step_seconds(result)
     return seconds
+
+
+def outcome_of(result: TrialResult, goal: Goal) -> Outcome:
+    """Return how a run ended."""
+    if result.steps is not None:
+        return Outcome(MET, result.steps)
+    best = best_validation(goal, [result])
+    has_failed = result.status in (Status.INFEASIBLE, Status.FAILED, Status.STOPPED)
+    if has_failed or best is None:
+        return Outcome(DIVERGED, math.inf)
+    if 0 in result.curve.get("exact", []):
+        # Validations that stopped early have equal bounds, so the losses decide.
+        losses = [loss for loss in result.curve["train_loss"] if math.isfinite(loss)]
+        return Outcome(MISSED, float(np.mean(losses[-LAST_LOSSES:])) if losses else math.inf)
+    return Outcome(MISSED, -best.value if goal.at_least else best.value)
 
 
 def tried_rates(stored: Mapping[str, Any], batch_size: int) -> dict[float, Outcome]:

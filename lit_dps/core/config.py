@@ -112,8 +112,8 @@ class StudyConfig:
             next validation and when it is interrupted. It resumes from there to the bit. Stacked
             trials are saved too. null never saves.
         batch_size_key: Key of the batch size.
-        workload: Name of the MLflow experiment. The default is the data set, network and update
-            rule, without parts that the study varies.
+        workload: Name of the MLflow experiment. The default is the data set, network, update rule
+            and schedule, without parts that the study varies.
         lean: Former key, removed in the next release. false is engine "lightning"; true has no
             effect.
     """

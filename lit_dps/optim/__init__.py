@@ -2,8 +2,8 @@
 
 A `Rule` has the update of one parameter, for many networks at once, and makes the torch optimizer
 of one network (`rule`). `stacked_update` applies it to the flat tensors of a stack. To add a rule,
-write a file like `sgd.py` and list its rules in `_NAMED`. A configuration names the rule of another
-package by its class path.
+write a file like `sgd.py` and list its rules in `BUILT_IN`. A configuration names the rule of
+another package by its class path.
 """
 
 from typing import Any
@@ -19,13 +19,13 @@ from lit_dps.optim.sgd import MOMENTUM, NESTEROV, SGD, WITH_DECAY
 from lit_dps.optim.soap import SOAP
 from lit_dps.optim.stacked_update import FlatLayout, StackedUpdate
 
-_NAMED = (
+BUILT_IN = (
     *(SGD, MOMENTUM, NESTEROV, ADAM, ADAMW, LION, MUON, SOAP),
     *(SCHEDULE_FREE_SGD, SCHEDULE_FREE_ADAMW),
 )
 # None of these rules moves a weight of zero whose gradient and state are zero.
 OURS = (SGD, MOMENTUM, NESTEROV, ADAM, ADAMW, LION, *WITH_DECAY)
-RULES: dict[str, Rule] = {rule.name: rule for rule in _NAMED}
+RULES: dict[str, Rule] = {rule.name: rule for rule in BUILT_IN}
 
 
 def rule_named(name: str) -> Rule:

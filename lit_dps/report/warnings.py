@@ -355,8 +355,8 @@ RESULTS = (
     ),
     Note(
         changed_samples,
-        "Study {best_of} has better samples by now in {count} of {cells} cells: choose another "
-        "study.name to train these.",
+        "The best samples of study {best_of} have changed in {count} of {cells} cells: choose "
+        "another study.name to train the present ones.",
         level=Level.WRONG,
     ),
 )

@@ -139,7 +139,7 @@ def read_study(
                 value=name,
             ) from error
         best_of = record.setting("study.best_of")
-        if not truncates or best_of not in headers:
+        if not truncates or not isinstance(best_of, str) or best_of not in headers:
             return record
         return dataclasses.replace(record, changed_samples=_changed_samples(record, opened))
 
@@ -148,7 +148,7 @@ def _changed_samples(record: StudyRecord, storage: BaseStorage) -> frozenset[Cel
     """Return the cells whose samples are no longer the best ones of the study in `best_of`."""
     try:
         # Its best trials are the same without the race limit. It is not compared with a third one.
-        other = read_study(storage, str(record.setting("study.best_of")), truncates=False)
+        other = read_study(storage, record.setting("study.best_of"), truncates=False)
     except UserError:  # K* of this study does not need the other one
         return frozenset()
     changed = set()

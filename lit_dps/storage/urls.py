@@ -42,13 +42,14 @@ def sqlite_file(url: str) -> Path | None:
 
 
 def without_link(file: Path) -> Path:
-    """Return the file that a symbolic link names; any other file as it is.
+    """Return the file that a symbolic link names; any other file, and a loop of links, as it is.
 
     Locks are beside this file, so that all processes see them, whichever name they use.
     """
-    if file.is_symlink():
-        return file.resolve()
-    return file
+    try:
+        return file.resolve() if file.is_symlink() else file
+    except (OSError, RuntimeError):  # before Python 3.13, a loop raises RuntimeError
+        return file
 
 
 def absolute(url: str) -> str:

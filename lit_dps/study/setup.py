@@ -16,6 +16,7 @@ from lit_dps.core.config import StorageConfig, StudyConfig, cores
 from lit_dps.core.environment import COMPUTED, DATA, SOURCES, Environment
 from lit_dps.core.goal import Goal
 from lit_dps.core.identity import local_classes
+from lit_dps.core.idle_axes import keys_that_vary
 from lit_dps.core.local_sgd import LocalSGDSchedule
 from lit_dps.core.record import StudyRecord, remaining_points, shared_cells
 from lit_dps.core.repeats import missing_repeats
@@ -361,12 +362,13 @@ class StudySetup:
     def workload_name(self) -> str:
         """Return the name of the MLflow experiment, such as MNIST-MLP-momentum.
 
-        The default is made of the data set, the network or module, and the update rule. Parts that
-        the study varies are omitted.
+        The default is made of the data set, the network or module, the update rule and the
+        schedule. Parts that the study varies are omitted.
         """
         if self.study.workload:
             return self.study.workload
-        varied = {*self.study.axes, *self.study.space}
+        axes = self.study.axes
+        varied = keys_that_vary(axes, self.study.space)
         arguments = self.workload.model.get("init_args", {})
         network = arguments.get("network", self.workload.model)
         network_class = network["class_path"] if isinstance(network, dict) else "network"
@@ -375,11 +377,14 @@ class StudySetup:
             class_paths.append(network_class)
         parts = [path.rsplit(".", 1)[-1] for path in class_paths]
         rule = arguments.get("optimizer")
-        if isinstance(rule, str) and "model.optimizer" not in varied:
-            parts.append(rule)
-            schedule = arguments.get("schedule", "constant")
-            if schedule != "constant" and "model.schedule" not in varied:
-                parts.append(f"{schedule}-decay")
+        if not isinstance(rule, str):  # not a module of lit_dps
+            return "-".join(parts)
+        (rule,) = axes.get("model.optimizer", [rule])[:1]
+        (schedule,) = axes.get("model.schedule", [arguments.get("schedule", "constant")])[:1]
+        if "model.optimizer" not in varied:
+            parts.append(str(rule))
+        if schedule != "constant" and "model.schedule" not in varied:
+            parts.append(f"{schedule}-decay")
         return "-".join(parts)
 
     def identity(self, data: LightningDataModule | None) -> dict[str, Any]:

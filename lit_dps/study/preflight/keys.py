@@ -26,7 +26,7 @@ from lit_dps.core.trial import Cell, Trial, Value, text_of
 from lit_dps.core.trial_config import AVERAGE_KEY, BatchConfig
 from lit_dps.core.unit import STEPS
 from lit_dps.engines.trial_settings import METHOD_OPTIONS, takes_option
-from lit_dps.optim import RULES, rule_named
+from lit_dps.optim import BUILT_IN, rule_named
 from lit_dps.pruning import pruner_of
 from lit_dps.pruning.from_file import PATH_KEY
 from lit_dps.readings.reading import KEY as READINGS_KEY
@@ -338,7 +338,7 @@ def _idle_arguments(setup: StudySetup) -> Iterator[str]:
     schedules = _choices_of(setup, "schedule", "constant")
     ignored_by: dict[str, str] = {}
     of_rules = set(chain.from_iterable(rule_named(rule).hyperparameters for rule in rules))
-    for name in set(chain.from_iterable(rule.hyperparameters for rule in RULES.values())):
+    for name in set(chain.from_iterable(rule.hyperparameters for rule in BUILT_IN)):
         if name not in of_rules:
             ignored_by[name] = f"optimizer {', '.join(rules)}"
     if "wsd" not in schedules:

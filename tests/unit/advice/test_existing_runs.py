@@ -175,15 +175,6 @@ def test_a_best_rate_at_an_end_has_a_note_in_text_and_json():
             assert "".join(advice.text.split()).count("learning_ratelow") == 1
 
 
-@pytest.mark.parametrize("has_times", [True, False])
-def test_runs_without_times_begin_with_the_missing_recommendation(has_times):
-    runs = law_runs().drop(columns=[] if has_times else ["step_seconds"])
-    advice = lit_dps.advise(runs)
-    first = advice.text.splitlines()[2]
-    assert first.startswith("No recommendation") is not has_times
-    assert (advice.to_dict()["recommendation"] is None) is not has_times
-
-
 def test_the_law_of_rates_omits_bounds_and_best_rates_at_an_end():
     rows = []
     for b, best in ((16, 0.02), (64, 0.04), (256, 0.08), (1024, 0.4)):

@@ -250,6 +250,9 @@ def course_with(*runs: TrialResult, slowdown: float = 1.0, **fields) -> Course:
     [
         ([], 1.0, 0.8),
         ([timed_run(4, 0, 0.005)], 1.0, 0.4),
+        # The start of the pilot took 0.02 s. Readings count up to a fifth of its training.
+        ([replace(timed_run(4, 0, 0.005), seconds=0.22)], 1.0, 0.4 - 0.02),
+        ([replace(timed_run(4, 0, 0.005), seconds=9.0)], 1.0, 0.4 - 0.04),
         # The runs at B = 16 count by their own time: 30 ms a step.
         ([timed_run(4, 0, 0.02), timed_run(16, 0, 0.03, 20)], 1.0, 1.6 - 0.6),
         # Steps were timed on a busy machine, where each takes twice as long. The runs waited, too.

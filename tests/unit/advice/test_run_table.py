@@ -370,3 +370,13 @@ def test_arrays_choose_what_to_answer_and_wrong_numbers_are_refused():
     for devices in ([1, 1], [0], [], 2):
         with refuses("--devices"):
             lit_dps.advise(table, devices=devices)
+
+
+@pytest.mark.parametrize("has_times", [True, False])
+def test_runs_without_times_begin_with_the_missing_recommendation(has_times):
+    runs = pd.DataFrame({"batch_size": [32, 64, 128], "steps": [1450, 800, 480]})
+    if has_times:
+        runs["step_seconds"] = 0.01
+    advice = lit_dps.advise(runs)
+    assert advice.text.splitlines()[2].startswith("No recommendation") is not has_times
+    assert (advice.to_dict()["recommendation"] is None) is not has_times

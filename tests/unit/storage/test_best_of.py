@@ -151,12 +151,15 @@ def test_winners_of_an_earlier_version_stay_on_the_seeds_that_they_have(tmp_path
     [
         ({4: [0.1], 8: [0.1]}, ""),
         ({4: [0.1, 0.2], 8: [0.1]}, "1 of 2"),
+        ({4: [0.2], 8: [0.1]}, "1 of 2"),  # another rate with the same K*
         ({4: [0.1, 0.2], 8: [0.1, 0.3]}, "2 of 2"),
         ({4: [0.1]}, ""),
         ({}, ""),
     ],
 )
-def test_a_report_says_that_the_other_study_has_better_samples_by_now(tmp_path, rates, changed):
+def test_a_report_says_that_the_best_samples_of_the_other_study_have_changed(
+    tmp_path, rates, changed
+):
     """A study took the rate 0.1. Each trial of the other study is better than the trial before.
 
     The other study may lack a cell, or be deleted. It may also take samples of the first study.
@@ -176,11 +179,11 @@ def test_a_report_says_that_the_other_study_has_better_samples_by_now(tmp_path, 
     if others:
         write_study(url, others, "s", config={"study": {"best_of": "w"}})
     notes = warnings_of(NOTES, Analysis(read_study(url, "w")))
-    about = [note for note in notes if "better samples" in note]
+    about = [note for note in notes if "best samples of study" in note]
     expected = []
     if changed:
         expected.append(
-            f"Study s has better samples by now in {changed} cells: choose another study.name to "
-            "train these."
+            f"The best samples of study s have changed in {changed} cells: choose another "
+            "study.name to train the present ones."
         )
     assert about == expected

@@ -264,7 +264,10 @@ def test_each_method_of_an_axis_receives_the_options_that_it_takes():
     [
         ({}, "Digits-MLP-momentum-linear-decay"),
         (METHOD, "Digits-MLP-momentum-linear-decay"),
-        ({"model.optimizer": ["sgd", "adamw"]}, "Digits-MLP"),
+        ({"model.optimizer": ["sgd", "adamw"]}, "Digits-MLP-linear-decay"),
+        # An axis of one value does not vary.
+        ({"model.optimizer": ["adamw"]}, "Digits-MLP-adamw-linear-decay"),
+        ({"model.schedule": ["constant"]}, "Digits-MLP-momentum"),
         ({"model.schedule": ["constant", "linear"]}, "Digits-MLP-momentum"),
         (NETWORK, "Digits-momentum-linear-decay"),
     ],

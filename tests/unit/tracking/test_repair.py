@@ -97,6 +97,14 @@ def test_a_broken_file_that_a_link_names_is_renamed_and_the_link_stays(tmp_path)
     assert [path.name for path in link.parent.iterdir()] == ["link.db"]
 
 
+def test_a_loop_of_links_is_an_error_of_mlflow(tmp_path):
+    one, other = tmp_path / "one.db", tmp_path / "other.db"
+    one.symlink_to(other)
+    other.symlink_to(one)
+    with pytest.raises(StorageError):
+        open_experiment(f"sqlite:///{one}", str(tmp_path), "e")
+
+
 def test_tables_made_in_part_are_removed_from_the_file_that_a_link_names(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     file = tmp_path / "here" / "mlflow.db"
