@@ -141,14 +141,16 @@ def read_study(
         best_of = record.setting("study.best_of")
         if not truncates or not isinstance(best_of, str) or best_of not in headers:
             return record
-        return dataclasses.replace(record, changed_samples=_changed_samples(record, opened))
+        return dataclasses.replace(
+            record, changed_samples=_changed_samples(record, best_of, opened)
+        )
 
 
-def _changed_samples(record: StudyRecord, storage: BaseStorage) -> frozenset[Cell]:
-    """Return the cells whose samples are no longer the best ones of the study in `best_of`."""
+def _changed_samples(record: StudyRecord, best_of: str, storage: BaseStorage) -> frozenset[Cell]:
+    """Return the cells whose samples are no longer the best ones of the study `best_of`."""
     try:
         # Its best trials are the same without the race limit. It is not compared with a third one.
-        other = read_study(storage, record.setting("study.best_of"), truncates=False)
+        other = read_study(storage, best_of, truncates=False)
     except UserError:  # K* of this study does not need the other one
         return frozenset()
     changed = set()
