@@ -25,7 +25,7 @@ from lit_dps.core.identity import local_classes
 from lit_dps.core.search_space import Choices, Range
 from lit_dps.core.trial_config import GoalConfig
 from lit_dps.report.notebook import Study
-from lit_dps.storage.read import open_elsewhere, read_study
+from lit_dps.storage.read import open_elsewhere, read_study, with_changed_samples
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,9 +54,11 @@ def load(study: str, storage: str | Path = "mlruns", trust: bool = False) -> Stu
     place = str(storage)
     if place.endswith((".db", ".xz")) and not Path(place).is_dir():
         with open_elsewhere(place, "") as elsewhere:
-            return Study(read_study(elsewhere.storage, study, trust))
+            record = read_study(elsewhere.storage, study, trust)
+            return Study(with_changed_samples(record, elsewhere.storage, trust))
     url = place if "://" in place else StorageConfig(folder=place).optuna_url
-    return Study(read_study(url, study, trust))
+    record = read_study(url, study, trust)
+    return Study(with_changed_samples(record, url, trust))
 
 
 def run(config: str | Path | Mapping[str, Any], accept_code_change: bool = False) -> Study:

@@ -27,7 +27,7 @@ from lit_dps.report.publish import PAGE, figures_folder, publish
 from lit_dps.report.scale_up import scale_of, scale_up_text
 from lit_dps.report.text import parts_of
 from lit_dps.storage.database import refuse_lost
-from lit_dps.storage.read import read_study
+from lit_dps.storage.read import read_study, with_changed_samples
 from lit_dps.storage.urls import check_place, sqlite_file, ui_hint, without_password
 from lit_dps.study.retrain_hint import retrain_hint
 
@@ -70,7 +70,7 @@ def main(command: CommandLine) -> Outcome:
         if options.output is None:
             folder = default_folder / options.statistic
     if options.sync:
-        study = _publish_and_sync(storage, study, folder, shown, options.validate_every)
+        study = _publish_and_sync(storage, study, folder, shown, options)
         return _outcome(study, folder)
     text = publish(study, folder, shown, width=terminal_width(), ui=_ui_hint(storage))[0]
     if options.scale is not None:
@@ -98,7 +98,7 @@ def _publish_and_sync(
     study: Analysis,
     folder: Path,
     shown: tuple[str, ...],
-    validate_every: int | None,
+    options: AnalyzeOptions,
 ) -> Analysis:
     """Print the analysis of a study, and update MLflow; return the analysis."""
     from lit_dps.tracking.sync import MlflowSync, unstored_trials
@@ -111,7 +111,7 @@ def _publish_and_sync(
     all_results = read_study(storage.optuna_url, name, trust=True, truncates=False)
     obsolete = unstored_trials(logged, all_results)
     # Read again, because processes may have stored results since.
-    study = read(storage, name, validate_every, trust=True)
+    study = read(storage, name, options.validate_every, options.trust)
     text, files = publish(study, folder, shown, width=terminal_width())
     mlflow.sync(study.record, study, files, logged=logged, obsolete=obsolete)
     print(
@@ -151,5 +151,6 @@ def read(
         validate_every: Steps between two validations in the user's training; see `Analysis`.
         trust: As in `read_study`.
     """
-    record = read_study(storage.optuna_url, name, trust)
+    url = storage.optuna_url
+    record = with_changed_samples(read_study(url, name, trust), url, trust)
     return Analysis(record, validate_every=validate_every)

@@ -40,7 +40,7 @@ from lit_dps.replication.parts import Core, Image, Machine, Part, judge_parts
 from lit_dps.report.figures import COMPARISONS, FIGURES, write_comparison
 from lit_dps.report.figures.page_pictures import copy_small
 from lit_dps.report.publish import figures_folder, publish
-from lit_dps.storage.read import list_studies, read_study
+from lit_dps.storage.read import list_studies, read_study, with_changed_samples
 from lit_dps.storage.stored_format import OtherFormat
 from lit_dps.storage.urls import check_place, sqlite_file, without_password
 from lit_dps.study.hardware import cpu_model
@@ -177,6 +177,7 @@ def write_pages(
         except StorageError as error:
             print(f"left out: {error}", file=sys.stderr)
             continue
+        record = with_changed_samples(record, storage.optuna_url, trust)
         parts.append(_part(record.name, complete_subset(record), file, storage, images))
         sparse = sparse_subset(record)
         if sparse is not None:

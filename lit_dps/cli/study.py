@@ -32,7 +32,7 @@ from lit_dps.parallel.ranks import follows_torchrun
 from lit_dps.report.notebook import Study
 from lit_dps.report.publish import PAGE, figures_folder
 from lit_dps.report.text import parts_of
-from lit_dps.storage.read import read_study
+from lit_dps.storage.read import read_study, with_changed_samples
 from lit_dps.study.expand_space import with_stored_space
 from lit_dps.study.preflight.check import check_study
 from lit_dps.study.preflight.keys import check_effects
@@ -112,6 +112,7 @@ def _document(setup: StudySetup, validate_every: int | None) -> dict[str, Any] |
         record = read_study(setup.storage.optuna_url, setup.study.name)
     except StorageError:  # an interruption came before the study was declared
         return None
+    record = with_changed_samples(record, setup.storage.optuna_url, setup.trusts_best_of)
     study = Study(record, Analysis(record, validate_every=validate_every))
     page = figures_folder(setup.storage.folder, setup.study.name) / PAGE
     return study.to_dict(str(page) if page.is_file() else None)

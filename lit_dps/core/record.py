@@ -79,7 +79,7 @@ class StudyRecord:
         notes: Notes of dry runs that weaken a number, by text: the name of a
             `lit_dps.report.notes.Level`.
         changed_samples: Cells whose samples are no longer the best ones of the study in
-            `study.best_of`. Only if the same storage has that study.
+            `study.best_of`, for reports. Only if the same storage has that study.
     """
 
     name: str

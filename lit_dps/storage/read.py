@@ -126,7 +126,7 @@ def read_study(
                 schema.REPEATS: encode_plan(dataclasses.replace(plan, slack=slack)),
             }
             trials = _read_cells(opened, name, header, study_ids, truncates, escapes)
-            record = _record(name, header, trials)
+            return _record(name, header, trials)
         except DAMAGE as error:
             if isinstance(error, ConfigError) and error.key in REFUSED_KEYS:
                 # It is no damage.
@@ -138,27 +138,34 @@ def read_study(
                 key="study.name",
                 value=name,
             ) from error
-        best_of = record.setting("study.best_of")
-        if not truncates or not isinstance(best_of, str) or best_of not in headers:
-            return record
-        return dataclasses.replace(
-            record, changed_samples=_changed_samples(record, best_of, opened)
-        )
 
 
-def _changed_samples(record: StudyRecord, best_of: str, storage: BaseStorage) -> frozenset[Cell]:
-    """Return the cells whose samples are no longer the best ones of the study `best_of`."""
+def with_changed_samples(
+    record: StudyRecord, storage: BaseStorage | str, trust: bool = False
+) -> StudyRecord:
+    """Return a study for a report, with `changed_samples`.
+
+    It reads the study in `study.best_of` too, which can take seconds.
+
+    Args:
+        record: A study of `read_study`, with escapes.
+        storage: The storage of both studies.
+        trust: As in `read_study`, for the other study.
+    """
+    best_of = record.setting("study.best_of")
+    if not isinstance(best_of, str):
+        return record
     try:
-        # Its best trials are the same without the race limit. It is not compared with a third one.
-        other = read_study(storage, best_of, truncates=False)
+        # Its best trials are the same without the race limit.
+        other = read_study(storage, best_of, trust, truncates=False)
     except UserError:  # K* of this study does not need the other one
-        return frozenset()
+        return record
     changed = set()
     for cell, results in record.results.items():
         best = best_trial(other.results.get(cell, ()), other.statistic)
         if best is not None and any(each.trial.params != best.trial.params for each in results):
             changed.add(cell)
-    return frozenset(changed)
+    return dataclasses.replace(record, changed_samples=frozenset(changed))
 
 
 class _Trials(NamedTuple):

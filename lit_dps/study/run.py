@@ -33,7 +33,7 @@ from lit_dps.report.no_result import ended_without_result
 from lit_dps.report.publish import figures_folder, publish
 from lit_dps.report.text import FILES
 from lit_dps.storage.ownership import remember
-from lit_dps.storage.read import read_study
+from lit_dps.storage.read import read_study, with_changed_samples
 from lit_dps.storage.run_records import (
     changed_environment,
     check_environment,
@@ -378,6 +378,7 @@ class _StudyRun:
         is_running = any([*record.running.values(), *record.running_repeats.values()])
         if not is_running and all(len(r) >= record.trials for r in record.results.values()):
             clear_checkpoints(storage.checkpoints(self.name))
+        record = with_changed_samples(record, self.url, self.setup.trusts_best_of)
         analysis = Analysis(record, validate_every=self.options.validate_every)
         folder = figures_folder(storage.folder, self.name)
         show = self.options.show

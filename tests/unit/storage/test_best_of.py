@@ -7,17 +7,17 @@ import dataclasses
 
 import pytest
 
+from lit_dps import load
 from lit_dps.analysis.analysis import Analysis
 from lit_dps.core.attempt import AttemptRules
 from lit_dps.core.config import StorageConfig, StudyConfig
 from lit_dps.core.racing import best_trial
 from lit_dps.core.trial import Cell, Status, TrialResult
 from lit_dps.parallel.process import StopRequest
-from lit_dps.report.notes import warnings_of
-from lit_dps.report.warnings import NOTES, seeds_of_one_sample
+from lit_dps.report.warnings import seeds_of_one_sample
 from lit_dps.storage import samplers
 from lit_dps.storage.header import StudyChanged, declare
-from lit_dps.storage.read import read_study
+from lit_dps.storage.read import read_study, with_changed_samples
 from lit_dps.storage.samplers import make_sampler
 from lit_dps.storage.trial_queue import TrialQueue
 from lit_dps.study.setup import StudySetup
@@ -178,8 +178,8 @@ def test_a_report_says_that_the_best_samples_of_the_other_study_have_changed(
     write_study(url, taken, "w", config={"study": {"best_of": "s"}})
     if others:
         write_study(url, others, "s", config={"study": {"best_of": "w"}})
-    notes = warnings_of(NOTES, Analysis(read_study(url, "w")))
-    about = [note for note in notes if "best samples of study" in note]
+    notes = load("w", url).notes
+    about = [note for note in notes if "samples of study s" in note]
     expected = []
     if changed:
         expected.append(
@@ -187,3 +187,22 @@ def test_a_report_says_that_the_best_samples_of_the_other_study_have_changed(
             "study.name to train the present ones."
         )
     assert about == expected
+
+
+def test_only_a_report_reads_the_other_study(tmp_path):
+    """Reading all trials of the other study can take seconds."""
+    url = f"sqlite:///{tmp_path}/study.db"
+    rates = {"w": 0.1, "s": 0.2}
+    for name, rate in rates.items():
+        results = {CELL: [result(CELL, 0, 32, params={"model.learning_rate": rate})]}
+        write_study(url, results, name, config={"study": {"best_of": "s"}})
+    record = read_study(url, "w")
+    assert record.changed_samples == frozenset()
+    assert with_changed_samples(record, url).changed_samples == {CELL}
+
+
+def test_a_name_of_the_other_study_that_is_no_text_gives_no_note(tmp_path):
+    url = f"sqlite:///{tmp_path}/study.db"
+    results = {CELL: [result(CELL, 0, 32, params={"model.learning_rate": 0.1})]}
+    write_study(url, results, "w", config={"study": {"best_of": ["s"]}})
+    assert with_changed_samples(read_study(url, "w"), url).changed_samples == frozenset()

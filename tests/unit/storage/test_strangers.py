@@ -304,6 +304,24 @@ def test_trusted_code_reaches_the_sampler_of_a_worker_without_a_home(tmp_path, m
     assert "planted" in sys.modules and not was_run_by_user("0123")
 
 
+def test_a_report_imports_no_module_of_the_other_study_unless_it_is_trusted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Path("planted_other.py").write_text(
+        "from tests.support.plug_ins import LargestOfBestTwo\n"
+        "class Statistic(LargestOfBestTwo):\n"
+        "    def value(self, costs): return min(filter(None, costs), default=None)\n"
+    )
+    write_foreign("mlruns/study.db", {"statistic": "planted_other.Statistic"})
+    ours = result(CELL, 0, 16, params={"model.learning_rate": 0.01})
+    url = "sqlite:///mlruns/study.db"
+    write_study(url, {CELL: [ours]}, "mine", config={"study": {"best_of": "fake"}})
+    part = "samples of study fake have changed in 1 of 1 cells"
+    assert part not in str(lit_dps.load("mine").notes) and "planted_other" not in sys.modules
+    assert part in str(lit_dps.load("mine", trust=True).notes)
+
+
 def test_a_class_path_has_names_only():
     """Python imports any file name, such as my-module.py, that the check cannot see."""
     with refuses("goal.rule", "planted-module.Rule"):
