@@ -111,7 +111,8 @@ def _client(uri: str) -> mlflow.MlflowClient:
         client = mlflow.MlflowClient(tracking_uri=absolute(uri))
         client.search_experiments(max_results=1)  # makes the tables
     except Exception:
-        if is_new:
+        # A file that is still a link is a loop of links. It has no tables.
+        if is_new and not file.is_symlink():
             # MLflow never completes tables that were made in part, such as on a full disk.
             for ending in ("", "-journal", "-wal", "-shm"):
                 file.with_name(file.name + ending).unlink(missing_ok=True)

@@ -103,6 +103,7 @@ def test_a_loop_of_links_is_an_error_of_mlflow(tmp_path):
     other.symlink_to(one)
     with pytest.raises(StorageError):
         open_experiment(f"sqlite:///{one}", str(tmp_path), "e")
+    assert (one.readlink(), other.readlink()) == (other, one)
 
 
 def test_tables_made_in_part_are_removed_from_the_file_that_a_link_names(tmp_path, monkeypatch):
