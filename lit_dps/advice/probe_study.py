@@ -23,6 +23,7 @@ from lit_dps.core.record import StudyRecord
 from lit_dps.core.text import number_text
 from lit_dps.core.trial import Status, TrialResult, Value
 from lit_dps.parallel.process import Interrupted, StopRequest
+from lit_dps.storage.header import stored_workload
 from lit_dps.storage.ownership import remember
 from lit_dps.storage.read import read_study
 from lit_dps.study.declare import declare_study, mlflow_of, open_run
@@ -78,7 +79,8 @@ class Probes:
         self.without_room: set[int] = set()
         self.url = setup.storage.optuna_url
         self.name = setup.study.name
-        self.mlflow = mlflow_of(setup, data)
+        workload = setup.study.workload or stored_workload(self.url, self.name)
+        self.mlflow = mlflow_of(setup, data, workload or setup.workload_name())
 
     def run(
         self,

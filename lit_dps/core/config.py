@@ -113,7 +113,7 @@ class StudyConfig:
             trials are saved too. null never saves.
         batch_size_key: Key of the batch size.
         workload: Name of the MLflow experiment. The default is the data set, network, update rule
-            and schedule, without parts that the study varies.
+            and schedule, without parts that the study varies. A stored study keeps its name.
         lean: Former key, removed in the next release. false is engine "lightning"; true has no
             effect.
     """

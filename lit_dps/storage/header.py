@@ -124,7 +124,8 @@ def declare(
     Args:
         url: Optuna storage URL.
         study: The grid and the search.
-        workload: Name of the workload.
+        workload: Name of the workload. A stored study keeps its own, unless `study.workload` is
+            set: MLflow has its runs in the experiment of this name.
         goal: When trials stop.
         identity: All that decides results, as nested plain JSON.
         config: The entire configuration, for the record.
@@ -154,6 +155,8 @@ def declare(
             attrs[schema.TRIAL_SEED] = derive_seed(study.seed, f"best of {study.best_of}")
         if stored:
             attrs[schema.TRIAL_SEED] = stored[schema.TRIAL_SEED]
+            if not study.workload:
+                attrs[schema.WORKLOAD] = stored[schema.WORKLOAD]
         header = extend(storage, study.name, attrs)
     return Declared(header[schema.RACE_FACTOR], header[schema.UID])
 
@@ -267,6 +270,15 @@ def seed_of_trials(url: str, study: StudyConfig) -> int:
                 value=study.name,
             )
         return header[schema.TRIAL_SEED]
+
+
+def stored_workload(url: str, name: str) -> str | None:
+    """Return the name of the workload of a stored study; None if the study is not stored."""
+    file = sqlite_file(url)
+    if file is not None and not file.exists():
+        return None
+    with storage_errors(url), temporary_storage(url) as storage:
+        return read_header(storage, name).get(schema.WORKLOAD)
 
 
 # ---- Checks ----

@@ -14,10 +14,9 @@ from lit_dps.study.workers import warm_up
 from lit_dps.tracking.sync import MlflowSync, environment_tags
 
 
-def mlflow_of(setup: StudySetup, data: LightningDataModule) -> MlflowSync:
-    """Return what logs a study in MLflow."""
+def mlflow_of(setup: StudySetup, data: LightningDataModule, workload: str) -> MlflowSync:
+    """Return what logs a study in MLflow, in the experiment `workload`."""
     tags = environment_tags(getattr(data, "digest", None))
-    workload = setup.workload_name()
     return MlflowSync.of_study(setup.storage, workload, setup.study.name, tags, is_optional=True)
 
 

@@ -205,12 +205,12 @@ class _StudyRun:
     def __post_init__(self):
         self.url = self.setup.storage.optuna_url
         self.name = self.setup.study.name
-        self.mlflow = mlflow_of(self.setup, self.data)
 
     def run(self) -> int:
         """Run the study. Return the exit code, as in `run_study`."""
         self._declare()
         record = read_study(self.url, self.name)
+        self.mlflow = mlflow_of(self.setup, self.data, record.workload)
         # Trials of another process may run, and its notes hold for them.
         has_trials = any(record.results.values()) or any(record.running.values())
         if self.notes or not has_trials:

@@ -11,6 +11,7 @@ import mlflow
 import pytest
 from optuna.storages import RDBStorage
 
+from lit_dps.storage.read import read_study
 from tests.e2e.commands import FAST, run_here
 from tests.support.errors import error_line
 from tests.support.texts import numbers_in
@@ -121,3 +122,28 @@ def test_a_finished_study_is_checked_without_a_dry_run(unbroken, monkeypatch):
     monkeypatch.setattr("lit_dps.data.Digits.digest", "another")
     refused = run_here(unbroken, *STUDY)
     assert refused.returncode == 2 and "data_digest" in error_line(refused.stderr)
+
+
+def test_a_resumed_study_stays_in_its_experiment_unless_another_one_is_set(tmp_path):
+    """The default name may differ between versions. Here the first run sets another name."""
+    url = f"sqlite:///{tmp_path}/mlruns/study.db"
+
+    def run_counts() -> dict[str, int]:
+        """Return the number of runs of each experiment with runs."""
+        client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlruns/mlflow.db")
+        counts = {}
+        for experiment in client.search_experiments():
+            logged = client.search_runs([experiment.experiment_id], max_results=500)
+            if logged:
+                counts[experiment.name] = len(logged)
+        return counts
+
+    for trials, options, name, counts in (
+        (2, ("--study.workload", "Former"), "Former", {"Former": 13}),
+        (3, (), "Former", {"Former": 17}),
+        (3, ("--study.workload", "Other"), "Other", {"Former": 17, "Other": 17}),
+    ):
+        done = run_here(tmp_path, *STUDY, "--study.trials", trials, *options)
+        assert done.returncode == 0, done.stderr
+        assert read_study(url, "fast").workload == name
+        assert run_counts() == counts

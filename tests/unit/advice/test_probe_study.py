@@ -193,3 +193,14 @@ def test_an_error_of_a_module_on_several_ranks_is_one_line(tmp_path, monkeypatch
     with refuses(None, 4, error=UserError) as failed:
         run(work, 4)
     assert "ZeroDivisionError" in str(failed.value) and "\n" not in str(failed.value)
+
+
+def test_resumed_probes_stay_in_the_experiment_of_their_study(tmp_path):
+    setup = probes(tmp_path, "Net").setup
+    former = dataclasses.replace(setup.study, workload="Former")
+    assert run(Probes(dataclasses.replace(setup, study=former), data=None), 4)
+    resumed = Probes(setup, data=None)
+    assert run(resumed, 8)
+    assert resumed.record().workload == "Former"
+    runs = resumed.mlflow.runs
+    assert runs.client.get_experiment(runs.experiment_id).name == "Former"
