@@ -48,8 +48,9 @@ from lit_dps.study.hardware import cpu_model
 CONFIGS = Path("configs/replication")
 STUDIES = "studies"  # the folder of stored trials, below the folder of the images
 FULL = (
-    "Also the studies in the folder `full` below, at the scale of the paper. First the trials that "
-    "are stored beside the page, replication/studies/*.db.xz, are merged."
+    "Also the studies in the folder `full` below, at the scale of the paper. They take days; "
+    "--report_only true runs none. First the trials that are stored beside the page, "
+    "replication/studies/*.db.xz, are merged."
 )
 _CHILD = "import sys; from lit_dps.cli import main; sys.exit(main())"
 _FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -164,7 +165,8 @@ def write_pages(
     if missing:
         print(
             f"left out, not in {without_password(url)}: {', '.join(missing)}. Run them, or copy "
-            f"stored trials (*.db.xz) to {images / STUDIES}, where --full true looks for them.",
+            f"stored trials (*.db.xz) to {images / STUDIES} and use --full true --report_only "
+            "true. Without --report_only true, --full true also runs studies that take days.",
             file=sys.stderr,
         )
     for file, name in studies.items():
@@ -196,9 +198,10 @@ def write_pages(
     for name, group in _comparable_parts(parts).items():
         folder = figures_folder(storage.folder, f"compare {name}")
         files, _ = write_comparison([part.study for part in group], folder)
-        names = tuple(part.name for part in group)
-        copied = _copy_figures(files, COMPARISONS, images, name, group[0].study)
-        comparisons[name] = [image._replace(studies=names) for image in copied]
+        comparisons[name] = []
+        for image in _copy_figures(files, COMPARISONS, images, name, group[0].study):
+            drawn = image._replace(studies=_drawn_studies(image.name, group))
+            comparisons[name].append(drawn)
     claims_frame(judge_parts(parts)).to_csv(images / CLAIMS_CSV, index=False, float_format="%.5g")
     cells = pd.concat([part.study.table.assign(study=part.name) for part in parts])
     cells.to_csv(images / CELLS_CSV, index=False, float_format="%.5g")
@@ -257,6 +260,14 @@ def _comparable_parts(parts: Iterable[Part]) -> dict[str, list[Part]]:
             if other is None or part.width > other.width:
                 group[record.workload] = part
     return {name: list(group.values()) for name, group in groups.items()}
+
+
+def _drawn_studies(figure_name: str, group: Sequence[Part]) -> tuple[str, ...]:
+    """Return the names of the compared studies that a figure draws."""
+    figures = {figure.NAME: figure for figure in COMPARISONS}
+    figure = figures[figure_name]
+    drawn = set(figure.rows(*[part.study for part in group])["study"])
+    return tuple(part.name for part in group if part.study.record.name in drawn)
 
 
 def _core(file: Path) -> Core:

@@ -141,6 +141,16 @@ def test_of_two_searches_of_a_workload_for_a_goal_the_larger_is_compared(folder,
     assert compared(folder) == {"compare_MNIST_SimpleCNN_goal_error_0.1": {larger}}
 
 
+def test_a_figure_of_ratios_names_only_the_studies_that_have_a_ratio(folder):
+    stored(folder, "one: a")
+    stored(folder, "two", laws={0.0: (4e4, 60)}, workload="dense")
+    assert verb("--report_only", "true") == 0
+    assert compared(folder) == {"compare_MNIST_SimpleCNN_goal_error_0.1": {"one: a"}}
+    page = (folder / "docs" / "replication.md").read_text()
+    assert "The figure shows `one: a`." in page.partition("## Figure 12")[2]
+    assert "The figure shows `one: a`, `two`." in page.partition("## Figure 2\n")[2]
+
+
 @pytest.mark.long
 def test_searches_for_different_goals_are_apart(folder):
     stored(folder, "one: a")
@@ -157,6 +167,7 @@ def test_a_study_that_is_not_there_is_told_and_left_out(folder, capsys):
     assert len(said) == 1
     assert "'one: a'" in said[0] and "sqlite:///mlruns/study.db" in said[0]
     assert "else/where/replication/studies" in said[0], "where stored trials are looked for"
+    assert "use --full true --report_only true" in said[0], "--full true alone trains for days"
     page = (folder / "else" / "where" / "replication-appendix.md").read_text()
     assert f"## Study {'two'}" in page.splitlines()
     assert "one: a" not in page
