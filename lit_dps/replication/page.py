@@ -38,9 +38,9 @@ _ABOUT = (
 _RULES = """\
 A claim gives a number and its range (`lit_dps/replication/claims.yaml`). The claim is seen if the
 whole 95 % interval of the number, in brackets, is in the range, at each sparsity. It is not seen if
-the whole interval is outside at one sparsity. Otherwise it is undecided. Claims on c1, B_crit and
-the largest batches have a further rule. They are undecided at a sparsity where the law misses
-K\\* by more than 20 %, or where B_crit is needed and not identifiable; the row says so. A
+the whole interval is outside at one sparsity. Otherwise it is undecided. Claims 3, 7, 8, 9 and 21
+use the fitted law. They are undecided at a sparsity where the law misses K\\* by more than 20 %.
+Claims 3, 7, 8 and 9 also need an identifiable B_crit. The row gives the reason. A
 study that does not reach the small or large batches of a claim can show it, but not refute it
 (`can_refute` in claims.csv). One study carries the verdict; of equally large ones, one that
 decides. The column also names other studies that decide the claim; some of these share trials.

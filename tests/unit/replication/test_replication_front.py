@@ -426,3 +426,32 @@ def test_a_sparsity_that_is_incomplete_is_left_out_and_reported():
     assert complete_subset(dataclasses.replace(behind, results=lost))[1] == "", (
         "no complete trial, nothing to repeat"
     )
+
+
+def test_a_figure_that_shows_both_studies_of_a_claim_names_no_further_study():
+    parts = []
+    for rule in ("momentum", "sgd"):
+        arguments = {**CONFIG["model"]["init_args"], "optimizer": rule}
+        config = {**CONFIG, "model": {**CONFIG["model"], "init_args": arguments}}
+        record = dataclasses.replace(part(rule).study.record, config=config)
+        parts.append(Part(Analysis(record), "make"))
+    group = workload_and_goal(parts[0].study.record)
+    for shown, others in ((("momentum", "sgd"), []), (("momentum",), ["momentum against sgd"])):
+        image = Image("rules", "rules.png", "optimizers", shown)
+        figure = section(front(*parts, comparisons={group: [image]}), "Figure 2")
+        names = re.findall("`([^`]+)`", figure.rstrip().splitlines()[-1])
+        assert names == [*shown, *others]
+
+
+def test_the_rule_of_undecided_claims_names_the_claims_that_use_the_law():
+    quantities = {"steps_per_doubling", "sparse_critical_ratio", "critical_ratio_of_optimizers"}
+    critical = []
+    of_law = []
+    for number, claim in enumerate(CLAIMS.values(), start=1):
+        if claim.quantity in quantities:
+            critical.append(number)
+        if claim.quantity in {*quantities, "c1_over_theory"}:
+            of_law.append(number)
+    text = " ".join(front(part("mnist")).split())
+    use, needs = re.findall(r"Claims ([\d, and]+) (?:use the fitted law|also need)", text)
+    assert (numbers_in(use), numbers_in(needs)) == (of_law, critical)
