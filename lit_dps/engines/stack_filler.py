@@ -33,7 +33,7 @@ from lit_dps.engines.stackable_module import COMPARED_STEPS, LoggedReference, ki
 from lit_dps.engines.stacked_scores import scores_of_new_runs
 from lit_dps.engines.trial_settings import NextAttempt, TrialSettings
 from lit_dps.module import ImageClassifier
-from lit_dps.optim import RULES
+from lit_dps.optim import BUILT_IN
 from lit_dps.training.hidden_state import preserve_rng_state
 from lit_dps.training.workload import Built
 
@@ -89,7 +89,8 @@ def batching_key(attempt: Attempt) -> BatchingKey:
     """
     trial = attempt.study_trial
     network_keys = set(RATE_KEYS)
-    for rule in RULES.values():
+    # A rule of the user may have a hyperparameter that is named like an argument of the loss.
+    for rule in BUILT_IN:
         network_keys.update(f"model.{name}" for name in rule.hyperparameters)
     kind: list[tuple[str, bool | str]] = []
     numbers: list[tuple[str, float]] = []

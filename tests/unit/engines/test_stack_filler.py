@@ -10,13 +10,17 @@ import pytest
 import torch
 from torch import nn
 
+from lit_dps.core.attempt import Attempt
+from lit_dps.core.goal import Goal
 from lit_dps.core.trial import SINGLE, STACKED, Cell, Status, Trial, TrialResult
 from lit_dps.engines import stack_filler, trial_engine
 from lit_dps.engines.memory import WHOLE_BATCHES
 from lit_dps.engines.stack import StackedNetworks
-from lit_dps.engines.stack_filler import DIFFERENT_MODULE
+from lit_dps.engines.stack_filler import DIFFERENT_MODULE, batching_key
 from lit_dps.engines.stackable_loss import keeps_untrained, reason_against_stacked_loss
 from lit_dps.module import ImageClassifier
+from lit_dps.optim import RULES
+from lit_dps.optim.sgd import SGD
 from lit_dps.pruning.snip import Snip
 from lit_dps.training.workload import Workload
 from tests.support.runs import train
@@ -35,6 +39,19 @@ class Penalized(ImageClassifier):
 
     def loss(self, batch):
         return super().loss(batch) + self.penalty * sum(p.square().sum() for p in self.parameters())
+
+
+SMOOTHED = replace(SGD, name="smoothed", hyperparameters=("label_smoothing",))
+
+
+def test_a_rule_of_the_user_does_not_make_an_argument_of_the_loss_a_hyperparameter(monkeypatch):
+    monkeypatch.setitem(RULES, f"{__name__}.SMOOTHED", SMOOTHED)
+    keys = []
+    for smoothing in (0.1, 0.2):
+        params = {"model.learning_rate": 0.05, "model.label_smoothing": smoothing}
+        attempt = Attempt(Trial(Cell(16), 0, params), Goal(0.1))
+        keys.append(batching_key(attempt))
+    assert keys[0] != keys[1]
 
 
 @pytest.mark.parametrize("key", ["model.penalty", "model.weight_decay"])
